@@ -2,6 +2,7 @@
 
 DIR has the tables of `dse_serving.measured`; without it the speeds alone are measured. `--fit` fits the constants of
 `conf/server` and `conf/data/serving_kernels.yaml` of the plug-in to the rows that its rule names, and prints them.
+`--witness` adds errors of aiconfigurator on the same rows (`dse_serving.witness`).
 """
 
 from __future__ import annotations
@@ -34,13 +35,16 @@ from dse_serving.measured import (
 from dse_serving.reference import Cluster
 from dse_serving.run import run
 from dse_serving.traffic import TokenLengths, Traffic, TrafficSpec
+from dse_serving.witness import ask
 
 _BY = {"scheduler": "backend", "gpu": "system", "model": "model_path"}
 _REQUESTS, _CONCURRENCY = 10_000, 64
 
 
-def accuracy(folder: Path) -> dict[str, Any]:
-    """Errors on the rows that nothing was fitted to, together and by software, GPU and model."""
+def accuracy(folder: Path, *, witness: bool = False) -> dict[str, Any]:
+    """Errors on the rows that nothing was fitted to, together and by software, GPU and model. witness: those of
+    aiconfigurator as well.
+    """
     rows, predictor = read_rows(folder), Predictor()
     fitted = {row.name for row in fitted_rows(rows)}
     together = predictor.points([row for row in rows if not row.apart])
@@ -51,6 +55,8 @@ def accuracy(folder: Path) -> dict[str, Any]:
     figures |= {"spearman_median": rank_correlation(together), "frontier_error": frontier_error(together)}
     figures |= {"disagg_tpot_median": summary(apart).get("tpot_median"), "rows": total["rows"], "fitted": len(fitted)}
     figures |= {f"by_{name}": _by(free, column) for name, column in _BY.items()}
+    if witness:
+        figures["witness"] = ask([point.row for point in free]).beside(free)
     return figures | {"disagg": summary(apart), "refused": predictor.refused}
 
 
@@ -107,13 +113,16 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--data", type=Path, help="folder of measured tables")
     parser.add_argument("--fit", action="store_true", help="fit constants to the rows that the rule names")
+    parser.add_argument("--witness", action="store_true", help="ask aiconfigurator about the same rows; needs --data")
     options = parser.parse_args(words)
+    if options.witness and options.data is None:
+        parser.error("--witness needs --data")
     if options.fit:
         if options.data is None:
             parser.error("--fit needs --data")
         print(json.dumps(fit(fitted_rows(read_rows(options.data))), indent=2))
         return 0
-    figures = {**({} if options.data is None else accuracy(options.data)), **speeds()}
+    figures = {**({} if options.data is None else accuracy(options.data, witness=options.witness)), **speeds()}
     if options.json:
         print(json.dumps(figures, indent=2))
     else:

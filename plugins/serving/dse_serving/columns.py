@@ -9,9 +9,12 @@ OF_REQUEST = 12
 ARRIVAL, READY, ADMITTED, FIRST, FINISH, MOVED = range(6)
 """Times of a request [s]. READY: it is given to an engine; MOVED: its keys and values reach the one that generates."""
 MOMENTS = 6
-TOKENS, SEQUENCES, BLOCK, TOTAL, PREFILL_FIRST, CHUNKED, RESERVED, KEPT_FREE, ROLE, DRAFTS, RANKS, ROUTING = range(12)
+TOKENS, SEQUENCES, BLOCK, TOTAL, PREFILL_FIRST, CHUNKED, RESERVED, KEPT_FREE, ROLE, DRAFTS, RANKS, ROUTING, STAGES = (
+    range(13)
+)
 """Integers of a pool of engines. RESERVED: thousandths of the output whose blocks are taken at admission. RANKS: GPUs
-or groups of them that share sequences (data-parallel attention). ROUTING: how requests are given to engines.
+or groups of them that share sequences (data-parallel attention). ROUTING: how requests are given to engines. STAGES:
+of a pipeline, which has as many batches under way, each with sequences and pages of its own.
 """
 (
     HOST,
@@ -26,11 +29,16 @@ or groups of them that share sequences (data-parallel attention). ROUTING: how r
     LAST,
     REQUEST,
     LATENCY,
-) = range(12)
+    BESIDE_PROMPTS,
+    PROMPTS_DRAW,
+    GENERATING_TAKES,
+) = range(15)
 """Numbers of a pool. HOST, HOST_SEQUENCE: time of the host for a step, and more for each sequence [s]; OVERLAPPED: the
 GPU runs meanwhile. LAUNCHED: least time of a step with prompts, whose kernels the host launches [s]. DRAFT: of one
 draft [s]. MOVED_TOKEN: of moving a token's keys and values [s], of which a share LAST cannot be moved BESIDE the step
-that makes them. REQUEST, LATENCY: of the front end (`dse_serving.deployment.Scheduler`).
+that makes them. REQUEST, LATENCY: of the front end (`dse_serving.deployment.Scheduler`). BESIDE_PROMPTS: whether one
+kernel attends for prompts and for sequences that generate; PROMPTS_DRAW, GENERATING_TAKES: their shares of the HBM's
+rate and of the CUs.
 """
 FREE, HEAD, TAIL, WAITING, RUNNING, STEPS, SENDING, LAST_SENDING, LEAST_FREE, OUTSTANDING = range(10)
 """Integers of an engine: free blocks, its queue, sequences it has, steps so far, transfers under way, requests and

@@ -3,7 +3,7 @@
 Time goes from instant to instant. At each, what ends there is ended on every engine (steps, then transfers of keys and
 values), then requests that arrive are given to engines in the order of their numbers, then idle engines begin a step.
 Columns of the arrays have names in `dse_serving.columns`. Row 0 of limits, rates and step times is of the first
-`split` engines, row 1 of the others.
+`split` engines, row 1 of the others. An engine with a pipeline is as many as it has stages, one for each batch.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ class State(NamedTuple):
     """Arrays of a deployment; columns as `dse_serving.columns` has them.
 
     requests, moments [n, ...], engine [E, ...], running [E, sequences]; of pools: limits, rates [2, ...], linear [2, 2,
-    tokens] (steps with prompts; without), head [2, sequences], decode [2, sequences, contexts], prompt [2, lengths]:
-    `dse_serving.step_times`; ends, sending [E]: of the step and of the last transfer [s]; turns [E]; sums [E, 2]: time
-    of steps [s] and tokens generated; log [rows, ...].
+    tokens] (steps with prompts; without), head [2, sequences], decode [2, 2, sequences, contexts], prompt [2, lengths]:
+    `dse_serving.step_times`; ends, sending [E]: of the step and of the last transfer [s]; lanes [E, 2]: of a pipeline,
+    kept by its first batch: when its first stage is free, and its last one [s]; turns [E]; sums [E, 2]: time of steps
+    [s] and tokens generated; log [rows, ...].
     """
 
     requests: Any
@@ -38,20 +39,21 @@ class State(NamedTuple):
     prompt: Any
     ends: Any
     sending: Any
+    lanes: Any
     turns: Any
     sums: Any
     log: Any
 
 
 @inline_never
-def decode_seconds(table: Any, pool: int, sequences: int, context: float) -> float:
-    """Attention of `sequences` that have `context` tokens each on average, between powers of two [s]."""
+def decode_seconds(table: Any, pool: int, kind: int, sequences: int, context: float) -> float:
+    """Attention of `sequences` with `context` tokens each on average [s]; kind: of steps with prompts (0), without."""
     knot = 0
-    while knot + 2 < table.shape[2] and context >= 2.0 ** (knot + 1):
+    while knot + 2 < table.shape[3] and context >= 2.0 ** (knot + 1):
         knot += 1
     low = 2.0**knot
     place = (context - low) / low
-    below, above = table[pool, sequences, knot], table[pool, sequences, knot + 1]
+    below, above = table[pool, kind, sequences, knot], table[pool, kind, sequences, knot + 1]
     return float(below + place * (above - below))
 
 
@@ -65,6 +67,15 @@ def prompt_seconds(table: Any, pool: int, tokens: int) -> float:
     knot = min(int(place), table.shape[1] - 2)
     share = place - knot
     return float(tokens * (table[pool, knot] + share * (table[pool, knot + 1] - table[pool, knot])))
+
+
+@inline_never
+def both_attend(rates: Any, pool: int, generating: float, prompts: float) -> float:
+    """Attention of sequences that generate and of prompts [s], one after the other or in one kernel."""
+    if rates[pool, at.BESIDE_PROMPTS] == 0.0:
+        return generating + prompts
+    moved, computed = rates[pool, at.PROMPTS_DRAW], rates[pool, at.GENERATING_TAKES]
+    return float(max(generating + moved * prompts, prompts + computed * generating))
 
 
 @inline_never
@@ -265,13 +276,13 @@ def step_seconds(state: State, e: int, pool: int) -> float:
     ranks, drafts = state.limits[pool, at.RANKS], state.limits[pool, at.DRAFTS]
     per_rank = (sequences + ranks - 1) // ranks
     row = min((sequences * (1 + drafts) + tokens + ranks - 1) // ranks, state.linear.shape[2] - 1)
-    seconds = state.linear[pool, 1 if prompts == 0 else 0, row]
-    seconds += state.head[pool, (sequences + prompts + ranks - 1) // ranks] + scores / ranks
+    kind = 1 if prompts == 0 else 0
+    seconds = state.linear[pool, kind, row] + state.head[pool, (sequences + prompts + ranks - 1) // ranks]
+    attention = 0.0
     if sequences > 0:
-        seconds += (
-            decode_seconds(state.decode, pool, per_rank, max(1.0, context / sequences))
-            + drafts * state.rates[pool, at.DRAFT]
-        )
+        attention = decode_seconds(state.decode, pool, kind, per_rank, max(1.0, context / sequences))
+        seconds += drafts * state.rates[pool, at.DRAFT]
+    seconds += both_attend(state.rates, pool, attention, scores / ranks)
     if prompts > 0:
         seconds = max(seconds, state.rates[pool, at.LAUNCHED])
     host = state.rates[pool, at.HOST] + state.rates[pool, at.HOST_SEQUENCE] * (sequences + prompts)
@@ -434,12 +445,25 @@ def end_steps(state: State, split: int, seed: int, now: float) -> int:
 
 
 @inline_never
+def delay_of_step(lanes: Any, first: int, stages: int, seconds: float, now: float) -> float:
+    """Time [s] until a step that begins now has gone through all stages of a pipeline, `seconds` each; written to row
+    `first` of lanes. Exact for equal stages: the longest path of such a flow shop turns at its first or last one.
+    """
+    wait = max(0.0, lanes[first, 0] - now)
+    delay = max(wait + stages * seconds, max(0.0, lanes[first, 1] - now) + seconds)
+    lanes[first, 0], lanes[first, 1] = now + (wait + seconds), now + delay
+    return float(delay)
+
+
+@inline_never
 def begin_steps(state: State, split: int, now: float, steps: int) -> int:
     """Begin a step on every idle engine that has work. Returns the steps so far."""
     for e in range(state.ends.shape[0]):
         pool = 0 if e < split else 1
         if state.ends[e] == math.inf and begin(state, e, pool, now) > 0:
-            state.ends[e] = now + step_seconds(state, e, pool)
+            stages, begun = state.limits[pool, at.STAGES], 0 if e < split else split
+            first = e - (e - begun) % stages
+            state.ends[e] = now + delay_of_step(state.lanes, first, stages, step_seconds(state, e, pool), now)
             write_step(state, e, pool, now, steps)
             steps += 1
     return steps

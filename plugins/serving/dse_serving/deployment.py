@@ -39,7 +39,8 @@ class Scheduler(Frozen):
     `overlapped`. launch_s: of the host for a kernel of a step with prompts, which no graph replays. request_s: of the
     front end for a request, one after the other; latency_s: of its way there, which holds up no other. drafts,
     acceptance: tokens that are drafted for each one, and the chance of each that it is accepted after the one before;
-    draft_share: time of a draft over that of a step with one token.
+    draft_share: time of a draft over that of a step with one token. attention: of prompts after that of sequences that
+    generate, or beside it in one kernel (POD-Attention, arXiv:2410.18038).
     """
 
     name: str = ""
@@ -62,26 +63,35 @@ class Scheduler(Frozen):
     drafts: Annotated[Integer, Field(ge=0, le=64)] = 0
     acceptance: Share = 0.0
     draft_share: Share = 0.05
+    attention: Literal["after", "beside"] = "after"
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Equal engines: how many, their scheduler and step times, GPUs of one, and ranks that share its sequences."""
+    """Equal engines: how many, their scheduler, and the times of their steps (of one stage); GPUs of an engine, ranks
+    that share its sequences, and stages of its pipeline.
+    """
 
     engines: int
     scheduler: Scheduler
     times: StepTimes
     gpus: int = 1
     ranks: int = 1
+    stages: int = 1
+
+    @property
+    def batches(self) -> int:
+        """Batches of all engines: one for each stage, which share sequences and pages evenly."""
+        return self.engines * self.stages
 
     @property
     def blocks(self) -> int:
-        """Pages of keys and values of an engine; 0 where its weights do not fit."""
+        """Pages of keys and values of a batch; 0 where weights do not fit."""
         left = self.scheduler.memory * self.times.room_bytes - self.times.weight_bytes
         if not np.isfinite(left):
             return 2**40
         page = self.times.token_bytes * self.scheduler.block
-        return max(0, int(left // page)) * self.ranks if page > 0 else 2**40
+        return max(0, int(left // page)) * self.ranks // self.stages if page > 0 else 2**40
 
 
 @dataclass(frozen=True)
@@ -121,10 +131,12 @@ class Deployment:
         plan, blocks = pool.scheduler, pool.blocks
         first = plan.policy == "prefill_first" and role != at.DECODE
         drafts = 0 if role == at.PREFILL else plan.drafts
+        sequences = max(1, plan.sequences * pool.ranks // pool.stages)
         return [
-            *(plan.tokens * (pool.ranks if first else 1), plan.sequences * pool.ranks, plan.block, blocks, int(first)),
+            *(plan.tokens * (pool.ranks if first else 1), sequences, plan.block, blocks, int(first)),
             *(int(plan.chunked), round(1000 * plan.reserved) if role != at.PREFILL else 0),
             *(int(plan.kept_free * blocks), role, drafts, pool.ranks, int(self.routing == "fewest_requests")),
+            pool.stages,
         ]
 
     def rates(self) -> Floats:
@@ -139,11 +151,12 @@ class Deployment:
             *(plan.host_s, plan.host_sequence_s, float(plan.overlapped), plan.launch_s * pool.times.kernels),
             *(plan.acceptance, plan.draft_share * float(pool.times.linear[1, 1])),
             *(token, moved.latency_s, float(moved.beside), 1.0 / moved.layers, plan.request_s, plan.latency_s),
+            *(float(plan.attention == "beside"), *pool.times.shares),
         ]
 
     def state(self, traffic: Traffic, logged: int = 0) -> State:
         """Arrays of a run before it begins. Raises ConfigError for requests that no engine can serve."""
-        limits, engines = self.limits(), sum(pool.engines for pool in self.pools)
+        limits, engines = self.limits(), sum(pool.batches for pool in self.pools)
         self.check(traffic)
         requests = np.zeros((traffic.size, at.OF_REQUEST), np.int64)
         requests[:, at.INPUT], requests[:, at.OUTPUT] = traffic.inputs, traffic.outputs
@@ -151,13 +164,13 @@ class Deployment:
         requests[:, at.TARGET], requests[:, at.ENGINE], requests[:, at.NEXT] = traffic.inputs, NOBODY, NOBODY
         moments = np.full((traffic.size, at.MOMENTS), -1.0)
         moments[:, at.ARRIVAL] = traffic.arrivals
-        pools = np.repeat(np.arange(len(self.pools)), [pool.engines for pool in self.pools])
+        pools = np.repeat(np.arange(len(self.pools)), [pool.batches for pool in self.pools])
         engine = np.zeros((engines, at.OF_ENGINE), np.int64)
         engine[:, at.FREE] = engine[:, at.LEAST_FREE] = limits[pools, at.TOTAL]
         engine[:, at.SENDING] = NOBODY
         running = np.zeros((engines, int(limits[:, at.SEQUENCES].max())), np.int64)
         linear, head, decode, prompt = (self._stack(name) for name in ("linear", "head", "decode", "prompt"))
-        ends, sending = np.full(engines, np.inf), np.zeros(engines)
+        ends, sending, lanes = np.full(engines, np.inf), np.zeros(engines), np.zeros((engines, 2))
         turns, sums = np.zeros(engines, np.int64), np.zeros((engines, 2))
         log = np.zeros((logged, at.LOGGED))
         return State(
@@ -173,6 +186,7 @@ class Deployment:
             prompt,
             ends,
             sending,
+            lanes,
             turns,
             sums,
             log,
@@ -195,8 +209,9 @@ class Deployment:
             plan, room = pool.scheduler, pool.blocks * pool.scheduler.block
             if pool.blocks == 0:
                 needed, room_gb = pool.times.weight_bytes / 1e9, plan.memory * pool.times.room_bytes / 1e9
-                rule = f"of {needed:,.1f} GB leave no room for keys and values in {room_gb:,.1f} GB of a GPU"
-                check.add("model", f"has weights that {rule}", way_out="use more GPUs, or a smaller format")
+                rule = f"has weights of {needed:,.1f} GB, which leave no room for keys and values"
+                way = "use more GPUs, or a smaller format"
+                check.add("model", f"{rule} in {room_gb:,.1f} GB of a GPU", way_out=way)
             elif largest > room:
                 rule = f"is more than the keys and values that an engine holds ({room:,} tokens)"
                 check.add("traffic", f"has a request of {largest:,} tokens, which {rule}", way_out="use more GPUs")

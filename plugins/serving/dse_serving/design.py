@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from dse.config.yaml_checks import load_yaml
-from dse.errors import Problem
+from dse.errors import ConfigError, Problem
 from dse.values import Frozen, Memo
 from dse.values.units import BytesPerSecond, Integer, Number, Seconds
 from dse_serving.deployment import Deployment, Policy, Pool, Scheduler, Transfer
-from dse_serving.step_times import EngineKernels, Speeds, StepParts, step_parts
+from dse_serving.overlaps import OVERLAPS, Overlap, PartTimes, Table, knobs_of, lacks, times_of
+from dse_serving.step_times import EngineKernels, Speeds, StepParts, StepTimes, memory_of, step_parts
 from dse_serving.traffic import TrafficSpec
 from simulators.hardware.sourced import SourcedValue
 from simulators.steps.design import StepDesign
+from simulators.workloads.model import Parallel, Transformer
 
 DATA = Path(__file__).with_name("conf") / "data"
 _KNOWN = 256  # tables of steps that are remembered
@@ -27,12 +30,13 @@ Count = Annotated[Integer, Field(ge=1, le=2**20)]
 
 
 class Server(SourcedValue):
-    """Serving software: how its engines schedule, and its options by dotted path."""
+    """Serving software: how its engines schedule, its options by dotted path, and those of the overlaps that it has."""
 
     name: str
     description: str = ""
     scheduler: Scheduler
     flags: Mapping[str, str] = {}
+    overlaps: Mapping[Overlap, str] = {}
 
 
 class ServingKernels(SourcedValue):
@@ -61,6 +65,10 @@ class Engines(Frozen):
     generate; None for as many as the GPUs allow. apart: whether prompts have engines of their own, `prefill_replicas`
     of `prefill_tp` GPUs (None: as many as the others), which send keys and values at `bytes_per_s` a GPU after
     `latency_s`, layer by layer where `beside`.
+
+    overlap: of the parts of a step (`dse_serving.overlaps`), or the best one of those that the software has, for each
+    size of step. expert_gpus: GPUs of an engine that have its experts alone (0: experts are on all GPUs), between which
+    and the others `expert_batches` batches go round; of engines that generate, where prompts have their own.
     """
 
     gpus: Count | None = None
@@ -72,6 +80,9 @@ class Engines(Frozen):
     bytes_per_s: BytesPerSecond = 5e10
     latency_s: Seconds = 1e-3
     beside: bool = True
+    overlap: Overlap | Literal["best"] = "waited"
+    expert_gpus: Annotated[Integer, Field(ge=0, le=2**16)] = 0
+    expert_batches: Annotated[Integer, Field(ge=1, le=8)] = 2
 
 
 class Slo(Frozen):
@@ -105,13 +116,13 @@ class Serving(StepDesign):
     @property
     def prefill_gpus(self) -> int:
         """GPUs of all engines of prompts, where these are apart."""
-        engines = self.engines
-        return int(engines.prefill_replicas * (engines.prefill_tp or int(self.parallel.tp))) if engines.apart else 0
+        engines, others = self.engines, int(self.parallel.dp) * int(self.parallel.pp)
+        return int(engines.prefill_replicas * (engines.prefill_tp or self.parallel.tp)) * others if engines.apart else 0
 
     @property
     def each(self) -> int:
         """GPUs of an engine that generates."""
-        return int(self.parallel.tp) * int(self.parallel.dp)
+        return int(self.parallel.tp) * int(self.parallel.dp) * int(self.parallel.pp) + int(self.engines.expert_gpus)
 
     @property
     def replicas(self) -> int:
@@ -127,9 +138,8 @@ def broken_rules(design: Serving) -> Iterator[Problem]:
         rule = f"of {design.each} GPUs each, and {design.prefill_gpus} for prompts, are more than engines.gpus = "
         way = "use fewer, or more GPUs"
         yield Problem("engines.replicas", f"{rule}{design.gpus}", design.replicas, way)
-    for path, degree in (("parallel.pp", design.parallel.pp), ("parallel.cp", design.parallel.cp)):
-        if int(degree) > 1:
-            yield Problem(path, "of serving is not modelled", degree, f"set {path}=1")
+    if int(design.parallel.cp) > 1:
+        yield Problem("parallel.cp", "of serving is not modelled", design.parallel.cp, "set parallel.cp=1")
     if design.model.kind != "transformer":
         yield Problem("model.kind", "is not served: only transformers generate token by token", design.model.kind)
         return
@@ -139,35 +149,118 @@ def broken_rules(design: Serving) -> Iterator[Problem]:
     if ep > 1 and ep != dp * int(design.parallel.tp):
         rule = f"is not parallel.tp x parallel.dp = {dp * int(design.parallel.tp)}, the GPUs of an engine"
         yield Problem("parallel.ep", rule, ep, "set 1 or that")
+    yield from _overlap_rules(design)
+
+
+def _overlap_rules(design: Serving) -> Iterator[Problem]:
+    """An overlap has what it needs; experts on GPUs of their own are of a model that has some, whose other parts wait
+    for them.
+    """
+    assert isinstance(design.model, Transformer)
+    engines, moe = design.engines, design.model.moe
+    name, gpus, pp = engines.overlap, int(engines.expert_gpus), int(design.parallel.pp)
+    missing = None if name == "best" else lacks(design, name)
+    if missing is not None:
+        yield Problem("engines.overlap", f"needs {missing}", name, "set best, or waited")
+    if name not in ("waited", "in_switch") and pp > 1:
+        rule = f"of a pipeline (parallel.pp = {pp}) is not modelled"
+        yield Problem("engines.overlap", rule, name, "set waited, or parallel.pp=1")
+    if not gpus:
+        return
+    path = "engines.expert_gpus"
+    if moe is None:
+        yield Problem(path, "are of a model with experts, and this one has none", gpus, "set 0")
+    elif gpus < 2 or np.any(np.asarray(moe.experts) % gpus):
+        yield Problem(path, f"is less than 2, or does not divide the experts ({moe.experts})", gpus, "take a divisor")
+    beside = name not in ("waited", "best")
+    shared = {"parallel.ep": int(design.parallel.ep) > 1, "parallel.pp": pp > 1, "engines.overlap": beside}
+    for other, broken in shared.items():
+        if broken:
+            rule = f"with engines.expert_gpus = {gpus} is not modelled"
+            way = f"leave {other} out, or set engines.expert_gpus=0"
+            yield Problem(other, rule, way_out=way)
 
 
 def deployment_of(design: Serving, software: ServingKernels | None = None) -> Deployment:
-    """The deployment of a design: its pools with the times of their steps. software: None for the kernels of `conf`."""
+    """The deployment of a design: its pools with the times of their steps. software: None for the kernels of `conf`.
+
+    Raises ConfigError for experts that do not fit on GPUs of their own.
+    """
     engines, speeds = design.engines, (software or kernels()).of(*formats(design))
-    pools = [_pool(design, design.replicas, int(design.parallel.tp), speeds)]
+    pools = [_pool(design, design.replicas, speeds)]
     if engines.apart:
-        tp = int(engines.prefill_tp or design.parallel.tp)
-        pools.insert(0, _pool(design, int(engines.prefill_replicas), tp, speeds))
+        changes = {
+            "parallel": _with_tp(design.parallel, int(engines.prefill_tp or design.parallel.tp)),
+            "engines": engines.model_copy(update={"expert_gpus": 0}),
+        }
+        pools.insert(0, _pool(design.model_copy(update=changes), int(engines.prefill_replicas), speeds))
     layers = int(np.max(design.model.layers)) if design.model.kind == "transformer" else 1
     rate = float(engines.bytes_per_s) * pools[0].gpus
     return Deployment(tuple(pools), Transfer(rate, engines.latency_s, engines.beside, layers), engines.routing)
 
 
-def _pool(design: Serving, count: int, tp: int, speeds: EngineKernels) -> Pool:
+def _with_tp(parallel: Parallel, tp: int) -> Parallel:
+    return parallel.model_copy(update={"tp": tp})
+
+
+def _pool(design: Serving, count: int, speeds: EngineKernels) -> Pool:
     """Equal engines of a design."""
-    parallel, plan = design.parallel.model_copy(update={"tp": tp}), design.server.scheduler
-    gpus, ep = int(tp) * int(parallel.dp), int(parallel.ep)
-    if ep > 1 and int(parallel.dp) == 1:  # every GPU has all tokens: as experts that tp splits
+    parallel, plan = design.parallel, design.server.scheduler
+    dp, pp, ep = int(parallel.dp), int(parallel.pp), int(parallel.ep)
+    if ep > 1 and dp == 1:  # every GPU has all tokens: as experts that tp splits
         parallel = parallel.model_copy(update={"ep": 1})
     step = StepDesign.model_construct(
         **{name: getattr(design, name) for name in StepDesign.model_fields if name != "parallel"}, parallel=parallel
     )
+    waited, gpus = PartTimes(_parts(step, plan), speeds), int(design.engines.expert_gpus)
+    if gpus:
+        times = _times_apart(design, step, waited)
+    else:
+        tables: dict[str, Table] = {name: _table(step, plan, name, waited) for name in _overlaps(design, step)}
+        times = times_of(tables, waited, plan.graphs)
+    return Pool(count, plan, times, int(parallel.tp) * dp * pp + gpus, dp, pp)
+
+
+def _overlaps(design: Serving, step: StepDesign) -> list[Overlap]:
+    """Overlaps that engines choose from."""
+    chosen = design.engines.overlap
+    if chosen != "best":
+        return [chosen]
+    several = int(step.parallel.pp) == 1
+    return ["waited", *(name for name in design.server.overlaps if several and lacks(step, name) is None)]
+
+
+def _parts(step: StepDesign, plan: Scheduler) -> StepParts:
+    """Tables of the step model, which are kept."""
     tokens, sequences = int(plan.tokens), int(plan.sequences)
-    shared = (design.system, design.model, design.run, design.kernels)
-    key = (parallel.model_dump_json(), tokens, sequences)
-    parts = _PARTS.get(lambda: step_parts(step, tokens, sequences), *shared, key=key)
-    times = parts.times_with(speeds, plan.graphs)
-    return Pool(count, plan, times, gpus, int(parallel.dp))
+    shared = (step.system, step.model, step.kernels)
+    key = (step.parallel.model_dump_json(), step.run.model_dump_json(), tokens, sequences)
+    return _PARTS.get(lambda: step_parts(step, tokens, sequences), *shared, key=key)
+
+
+def _table(step: StepDesign, plan: Scheduler, name: Overlap, waited: PartTimes) -> Table:
+    """Times of steps with an overlap."""
+    if name == "nano":
+        return waited.nano()
+    if name == "waited":
+        return waited.step_model(1)
+    batches = OVERLAPS[name][1]
+    return PartTimes(_parts(knobs_of(step, name), plan), waited.kernels).step_model(batches)
+
+
+def _times_apart(design: Serving, step: StepDesign, attending: PartTimes) -> StepTimes:
+    """Times of steps whose experts have GPUs of their own, and the memory of the others."""
+    plan, gpus, batches = design.server.scheduler, int(design.engines.expert_gpus), int(design.engines.expert_batches)
+    alone = _with_tp(step.parallel, 1)
+    parts = _parts(step.model_copy(update={"parallel": alone.model_copy(update={"dp": gpus, "ep": gpus})}), plan)
+    table = attending.apart(PartTimes(parts, attending.kernels), int(step.parallel.dp), gpus, batches)
+    times = times_of({"apart": table}, attending, plan.graphs)
+    whole = memory_of(step.model_copy(update={"parallel": alone.model_copy(update={"dp": 1})}))[0]
+    experts = (whole - parts.times.weight_bytes) / (1 - 1 / gpus)  # a GPU of `parts` has all else, and a share of them
+    if experts / gpus > plan.memory * times.room_bytes:
+        rule = f"are too few: {experts / gpus / 1e9:,.1f} GB of experts each"
+        raise ConfigError([Problem("engines.expert_gpus", rule, gpus, "use more")])
+    return replace(times, weight_bytes=times.weight_bytes - experts / int(step.parallel.tp))
 
 
 def formats(design: StepDesign) -> tuple[str, str]:

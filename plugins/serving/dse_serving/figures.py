@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _LIMITS = 12  # limits of a heat map
 _BINS = 16  # of time
+_SPLITS = 8  # rows of a heat map
 
 
 def interactivity(points: pd.DataFrame) -> FigureSheet:
@@ -26,7 +27,7 @@ def interactivity(points: pd.DataFrame) -> FigureSheet:
 
 
 def within_limits(points: pd.DataFrame) -> FigureSheet:
-    """The most tokens/s a GPU that each split has within limits of the time of a later token."""
+    """The most tokens/s a GPU of splits within limits of a later token: of those that serve most at some, first."""
     import pandas as pd
 
     low, high = points["tpot_s"].min(), points["tpot_s"].max()
@@ -39,9 +40,12 @@ def within_limits(points: pd.DataFrame) -> FigureSheet:
     ]
     table = pd.DataFrame(rows)
     winners = table.loc[table.groupby("limit_s")["rate"].idxmax().dropna(), "split"]
-    title = (
-        f"Within a limit of a later token, {winners.iloc[0]} is best at the tightest, {winners.iloc[-1]} at the loosest"
-    )
+    best = table.groupby("split")["rate"].max().sort_values(ascending=False).index
+    table = table[table["split"].isin(list(dict.fromkeys([*winners, *best]))[:_SPLITS])]
+    tight, loose = winners.iloc[0], winners.iloc[-1]
+    title = f"{tight} serves most within the tightest limit of a later token, {loose} within the loosest"
+    if tight == loose:
+        title = f"{tight} serves most within the tightest and the loosest limit of a later token"
     value, x = Axis("rate", "tokens/s a GPU"), Axis("limit_s", "limit of a later token at the percentile", "s")
     return tables.heat(
         table, value, x=x, y="split", frame=Frame(title, "in the cells: tokens/s a GPU; empty: none within")
@@ -69,7 +73,10 @@ def occupancy(log: Any, pages: Any, name: str) -> FigureSheet:
     end = float(log[:, 2].max())
     bins = np.minimum((log[:, 1] / end * _BINS).astype(int), _BINS - 1)
     rows = pd.DataFrame(
-        {"engine": [f"engine {engine:.0f}" for engine in log[:, 0]], "time_s": (bins + 0.5) * end / _BINS}
+        {
+            "engine": [f"engine {engine:.0f}" for engine in log[:, 0]],
+            "time_s": [float(f"{middle:.3g}") for middle in (bins + 0.5) * end / _BINS],
+        }
     )
     rows["share"] = log[:, 7] / np.asarray(pages)[log[:, 0].astype(int)]
     means = rows.groupby(["engine", "time_s"], sort=True)["share"].mean().reset_index()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from simpy.events import EventPriority
 
 import dse_serving.columns as at
-from dse_serving.compiled import State, decode_seconds, draw, prompt_seconds
+from dse_serving.compiled import State, both_attend, decode_seconds, delay_of_step, draw, prompt_seconds
 from dse_serving.deployment import Deployment
 from dse_serving.traffic import Traffic
 
@@ -38,11 +38,11 @@ class Phase(IntEnum):
 class Signal(simpy.Event):
     """An event that happens after a delay, in its phase of that instant."""
 
-    def fire(self, phase: Phase, delay: float = 0.0) -> Signal:
-        """Schedule it, once."""
+    def fire(self, phase: Phase, delay: float = 0.0, place: int = 0) -> Signal:
+        """Schedule it, once; in the order of places in the last phase."""
         if self._value is simpy.events.PENDING:
             self._ok, self._value = True, None
-            self.env.schedule(self, EventPriority(phase), delay)
+            self.env.schedule(self, EventPriority(phase + place), delay)
         return self
 
 
@@ -85,13 +85,16 @@ class Rules:
             ends = (request.cached + chunks[request.number], request.cached)
             scores += _span(*(prompt_seconds(self.state.prompt, self.pool, end) for end in ends))
         count, tokens = len(generating), sum(chunks[request.number] for request in prompts)
-        row = min(-(-(count * (1 + drafts) + tokens) // ranks), self.state.linear.shape[2] - 1)
-        total = self.state.linear[self.pool, 0 if prompts else 1, row]
-        total += self.state.head[self.pool, -(-(count + len(prompts)) // ranks)] + scores / ranks
+        row, kind = min(-(-(count * (1 + drafts) + tokens) // ranks), self.state.linear.shape[2] - 1), int(not prompts)
+        total = (
+            self.state.linear[self.pool, kind, row] + self.state.head[self.pool, -(-(count + len(prompts)) // ranks)]
+        )
+        attention = 0.0
         if generating:
             context = max(1.0, sum(request.cached for request in generating) / count)
-            attention = decode_seconds(self.state.decode, self.pool, -(-count // ranks), context)
-            total += attention + drafts * self.rates[at.DRAFT]
+            attention = decode_seconds(self.state.decode, self.pool, kind, -(-count // ranks), context)
+            total += drafts * self.rates[at.DRAFT]
+        total += both_attend(self.state.rates, self.pool, attention, scores / ranks)
         if prompts:
             total = max(total, self.rates[at.LAUNCHED])
         host = self.rates[at.HOST] + self.rates[at.HOST_SEQUENCE] * (count + len(prompts))
@@ -119,12 +122,15 @@ def _span(end: float, start: float) -> float:
 
 @dataclass
 class Engine:
-    """An engine: requests that wait and sequences that it has, in the order in which they came."""
+    """An engine, or one batch of its pipeline, whose `first` is at another place: requests that wait and sequences that
+    it has, in the order in which they came.
+    """
 
     place: int
     rules: Rules
     cluster: Cluster
     free: int
+    first: int
     waiting: deque[Request] = field(default_factory=deque)
     running: list[Request] = field(default_factory=list)
     sends: deque[Request] = field(default_factory=deque)
@@ -143,14 +149,15 @@ class Engine:
                 self.idle = None
                 continue
             prompts = [request for request in self.running if request.number in chunks]
-            yield env.timeout(self.rules.seconds(generating, chunks, prompts))
+            stages, seconds = int(self.rules.limits[at.STAGES]), self.rules.seconds(generating, chunks, prompts)
+            yield env.timeout(delay_of_step(self.rules.state.lanes, self.first, stages, seconds, env.now))
             self.finish(generating, chunks)
-            yield Signal(env).fire(Phase.BEGINS)
+            yield Signal(env).fire(Phase.BEGINS, place=self.place)
 
     def wake(self) -> None:
         """Let it look for work when all else of this instant has happened."""
         if self.idle is not None:
-            self.idle.fire(Phase.BEGINS)
+            self.idle.fire(Phase.BEGINS, place=self.place)
 
     def compose(self) -> tuple[list[Request], dict[int, int]]:
         """Sequences that generate in the next step, and chunks of prompts by number."""
@@ -310,10 +317,13 @@ class Cluster:
             for number, (row, times) in enumerate(zip(state.requests, state.moments, strict=True))
         ]
         rules = [Rules(state.limits[pool], state.rates[pool], state, pool) for pool in range(2)]
-        counts = [pool.engines for pool in deployment.pools]
-        pools = [pool for pool, count in enumerate(counts) for _ in range(count)]
+        counts = [pool.batches for pool in deployment.pools]
+        places = [(pool, place) for pool, count in enumerate(counts) for place in range(count)]
         self.engines = [
-            Engine(place, rules[pool], self, int(rules[pool].limits[at.TOTAL])) for place, pool in enumerate(pools)
+            Engine(
+                row, rules[pool], self, int(rules[pool].limits[at.TOTAL]), row - place % deployment.pools[pool].stages
+            )
+            for row, (pool, place) in enumerate(places)
         ]
         plan = deployment.pools[0].scheduler
         self.split, self.request_s, self.latency_s = counts[0], float(plan.request_s), float(plan.latency_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from dse_serving.traffic import Traffic
 
 Floats = NDArray[np.float64]
 METRICS = {
-    "goodput_per_s": Metric("1/s", "requests within both limits, by the time in which they were served", "maximize"),
+    "goodput_per_s": Metric("1/s", "requests within both limits for each second of steady traffic", "maximize"),
     "attained": Metric("fraction", "of the requests, within both limits", "maximize", high=1.0),
     "tokens_per_s": Metric("1/s", "generated tokens", "maximize"),
     "tokens_per_s_per_gpu": Metric("1/s", "the same over all GPUs", "maximize"),
@@ -75,15 +76,31 @@ class ServingRun:
         return np.asarray(((self.times(at.FINISH) - self.times(at.FIRST)) / later)[self.counted_requests])
 
     @cached_property
-    def span_s(self) -> float:
-        """Time from the first to the last end of what counts, as a rate of ends has it."""
-        ends = self.times(at.FINISH)
-        started = (
-            np.partition(ends, self.counted_requests.start)[self.counted_requests.start]
-            if self.counted_requests.start
-            else 0.0
+    def window(self) -> tuple[float, float]:
+        """Begin and end [s] of the time over which rates count: from the arrival of the first request that counts to
+        that of the last one, while traffic keeps up; all of it where that is shorter than requests take on average.
+        """
+        arrivals, ends = self.times(at.ARRIVAL), self.times(at.FINISH)
+        begin, end = float(arrivals[self.counted_requests].min()), float(arrivals.max())
+        if end - begin > float((ends - arrivals).mean()):
+            return begin, end
+        return float(arrivals.min()), float(ends.max())
+
+    @cached_property
+    def shares(self) -> Floats:
+        """Share of every request that is served within the window, as it generates evenly over its time."""
+        begin, end = self.window
+        first, finish = self.times(at.FIRST), self.times(at.FINISH)
+        inside = np.minimum(finish, end) - np.maximum(first, begin)
+        at_once = (finish > begin) & (finish <= end)
+        return np.asarray(
+            np.where(finish > first, np.maximum(inside, 0.0) / np.where(finish > first, finish - first, 1.0), at_once)
         )
-        return float(ends.max() - started)
+
+    def rate(self, amounts: NDArray[Any]) -> float:
+        """Sum of an amount of every request for each second of the window; 0 where it has no length."""
+        begin, end = self.window
+        return float((self.shares * amounts).sum()) / (end - begin) if end > begin else 0.0
 
     def within(self, ttft_s: float | None, tpot_s: float | None) -> NDArray[np.bool_]:
         """The requests that count and are within limits."""
@@ -112,16 +129,16 @@ def metrics_of(
     served: ServingRun, share: float, slo: tuple[float | None, float | None], usd_per_gpu_hour: float | None
 ) -> dict[str, float]:
     """Every metric of `METRICS`. share: percentile; slo: limits of the first and of later tokens [s]."""
-    fits, span, gpus = served.within(*slo), served.span_s, served.deployment.gpus
-    tokens = float(served.traffic.outputs[served.counted_requests].sum()) / span if span > 0 else 0.0
+    fits, gpus = served.within(*slo), served.deployment.gpus
+    tokens = served.rate(served.traffic.outputs)
     latency = served.times(at.FINISH) - served.times(at.ARRIVAL)
     ends, state = float(served.times(at.FINISH).max()), served.state
     ttft, tpot = served.ttft_s, served.tpot_s
     total = np.repeat(
-        [pool.blocks for pool in served.deployment.pools], [pool.engines for pool in served.deployment.pools]
+        [pool.blocks for pool in served.deployment.pools], [pool.batches for pool in served.deployment.pools]
     )
     return {
-        "goodput_per_s": float(fits.sum()) / span if span > 0 else 0.0,
+        "goodput_per_s": float(fits.mean()) * served.rate(np.ones(served.traffic.size)),
         "attained": float(fits.mean()),
         "tokens_per_s": tokens,
         "tokens_per_s_per_gpu": tokens / gpus,

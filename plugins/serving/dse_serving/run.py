@@ -17,7 +17,7 @@ def run(
     Raises ConfigError for requests that no engine can serve.
     """
     state = deployment.state(traffic, logged)
-    steps = serve(state, traffic.num_timed, deployment.pools[0].engines, seed)
+    steps = serve(state, traffic.num_timed, deployment.pools[0].batches, seed)
     if steps < 0:
         rule = "has requests that are never served: no engine has room for what waits"
         raise ConfigError([Problem("traffic", rule, way_out="use more GPUs, or shorter requests")])

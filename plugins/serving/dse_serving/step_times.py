@@ -11,8 +11,8 @@ sequence. So with n tokens, b sequences that generate after c tokens on average,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -24,8 +24,9 @@ from dse.values.units import Number, Seconds
 from dse_serving.columns import PER_OCTAVE
 from simulators.steps.backend import iteration
 from simulators.steps.design import StepDesign
+from simulators.steps.experts import TokenExchange
 from simulators.steps.iteration import Iteration
-from simulators.steps.operators import Exchange, Product, StageOperator, Work, num_kernels
+from simulators.steps.operators import Exchange, Product, StageOperator, Work, num_kernels, quotient
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -65,12 +66,27 @@ class EngineKernels(Frozen):
 
 
 @dataclass(frozen=True)
+class OverlapChoice:
+    """Which overlaps of `names` steps have: with prompts, by tokens [knots]; without, by sequences and context [rows,
+    octaves].
+    """
+
+    names: tuple[str, ...]
+    tokens: Integers
+    sequences: Integers
+    prompts: Integers
+    plain: Integers
+
+
+@dataclass(frozen=True)
 class StepTimes:
     """Times [s] of the steps of one engine, and what it keeps in memory.
 
     linear [2, tokens + 1]: of steps with prompts, and of those without, which graphs of some sizes replay. head
-    [sequences + 1], decode [sequences + 1, octaves of context], prompt [knots]: of a token of a whole prompt. kernels:
-    of a step. weight_bytes, token_bytes, room_bytes: of a GPU: weights, keys and values of a token, memory.
+    [sequences + 1]; decode [2, sequences + 1, octaves of context]: attention of sequences that generate, of steps with
+    prompts, and of those without, less what runs beside other work. prompt [knots]: of a token of a whole prompt.
+    kernels: of a step. weight_bytes, token_bytes, room_bytes: of a GPU: weights, keys and values of a token, memory.
+    shares: HBM's rate that attention of prompts draws, and CUs that attention of sequences that generate takes.
     """
 
     linear: Floats
@@ -81,29 +97,39 @@ class StepTimes:
     weight_bytes: float
     token_bytes: float
     room_bytes: float
+    shares: tuple[float, float] = (1.0, 1.0)
+    overlap: OverlapChoice | None = None
 
 
 @dataclass(frozen=True)
 class StepParts:
     """Times of steps of so many tokens and sequences by part, at knots; times [s].
 
-    linear: columns of products, products of experts, sums by the library and in one kernel without its latency, number
-    of sums, and all else, of steps with prompts and of those without [2, 6, knots].
+    linear [2, 8, knots of tokens]: columns (`_columns`) of steps with prompts and of those without. core, core_moved
+    [rows, octaves]: attention of sequences that generate, and the same at the HBM's rate. saved: what the step model
+    says runs beside other work, of steps with prompts [knots] and without [rows, octaves]. layers: of a stage.
+    interference: slowdown of products beside moved data.
     """
 
     tokens: Integers
+    rows: Integers
     linear: Floats
+    core: Floats
+    core_moved: Floats
+    saved: tuple[Floats, Floats]
     peers: int
+    layers: float
+    interference: float
     times: StepTimes
 
-    def times_with(self, kernels: EngineKernels, graphs: Sequence[int] = ()) -> StepTimes:
-        """Times with these kernels. graphs: sizes of steps without prompts that are captured; others are padded."""
-        dense, experts, library, direct, sums, other = np.moveaxis(self.linear, 1, 0)
-        total = other + dense * kernels.dense.at(self.tokens) + experts * kernels.experts.at(self.tokens)
-        total = total + np.minimum(library, direct + sums * (kernels.sum_s + self.peers * kernels.peer_s))
-        counts = np.arange(int(self.tokens[-1]) + 1)
-        prompts, plain = (_between(counts, self.tokens, row) for row in total)
-        return replace(self.times, linear=np.stack([prompts, plain[_pad(counts, graphs)]]))
+    def with_kernels(self, kernels: EngineKernels) -> Floats:
+        """Times with these kernels: of what computes outside of attention, of experts, of sums, of exchanges, and of
+        all but exchanges at the HBM's rate [2, 5, knots].
+        """
+        dense, experts, library, direct, sums, exchanges, other, moved = np.moveaxis(self.linear, 1, 0)
+        summed = np.minimum(library, direct + sums * (kernels.sum_s + self.peers * kernels.peer_s))
+        computed = other + dense * kernels.dense.at(self.tokens)
+        return np.stack([computed, experts * kernels.experts.at(self.tokens), summed, exchanges, moved], axis=1)
 
 
 def step_parts(design: StepDesign, tokens: int, sequences: int) -> StepParts:
@@ -112,28 +138,38 @@ def step_parts(design: StepDesign, tokens: int, sequences: int) -> StepParts:
     design: whose mode and sizes are chosen here. Tokens and sequences count for each rank of data-parallel attention.
     """
     knots, contexts = _knots(max(tokens, sequences)), 2.0 ** np.arange(_OCTAVES)
-    steps, rows = _run(design, "decode", knots, 1), _knots(sequences)
-    linear = np.stack([_columns(_run(design, "prefill", 1, knots), knots), _columns(steps, knots)])
+    prompts, steps, rows = _run(design, "prefill", 1, knots), _run(design, "decode", knots, 1), _knots(sequences)
+    linear = np.stack([_columns(prompts, knots), _columns(steps, knots)])
     grid = _run(design, "decode", rows[:, None], contexts[None, :])
-    decode = np.broadcast_to(_core(grid), (len(rows), _OCTAVES)).T
     lengths, numbers = _lengths(), np.arange(sequences + 1)
+    whole = _run(design, "prefill", 1, lengths)
     times = StepTimes(
         np.zeros((2, 2)),
-        _between(numbers, knots, _head(steps)),
-        np.stack([_between(numbers, rows, column) for column in decode], axis=1),
-        _core(_run(design, "prefill", 1, lengths)) / lengths,
+        between(numbers, knots, _head(steps)),
+        np.zeros((2, 2, 2)),
+        _core(whole) / lengths,
         _launches(steps),
-        *_memory(design),
+        *memory_of(design),
+        shares=(_share(whole, _moved_s), _share(grid, _multiplied_s)),
     )
+    shape = len(rows), _OCTAVES
+    core, moved = (np.broadcast_to(part, shape) for part in (_core(grid), _moved_s(grid, _core_parts(grid))))
+    saved = [
+        np.broadcast_to(step.passes.hidden_s + step.passes.pair_saved_s, size)
+        for step, size in ((prompts, knots.shape), (grid, shape))
+    ]
     peers = int(np.asarray(steps.passes.platform.groups["tp"].num_gpus)) - 1
-    return StepParts(knots, linear, peers, times)
+    layers = float(max(np.max(count) for name, count in steps.passes.counts.items()))
+    interference = float(np.max(np.asarray(steps.passes.platform.interference)))
+    return StepParts(knots, rows, linear, core, moved, (saved[0], saved[1]), peers, layers, interference, times)
 
 
 def _run(design: StepDesign, mode: str, batch: ArrayLike, length: ArrayLike) -> Iteration:
     """The step model's iteration of batches and lengths that broadcast."""
     sizes = {"mode": mode, "batch": np.asarray(batch), "sequence_length": np.asarray(length)}
+    parallel = design.parallel if mode == "prefill" else design.parallel.model_copy(update={"split_ctas": 0})
     with np.errstate(all="ignore"):
-        return iteration(design.model_copy(update={"run": design.run.model_copy(update=sizes)}))
+        return iteration(design.model_copy(update={"run": design.run.model_copy(update=sizes), "parallel": parallel}))
 
 
 def _knots(most: int) -> Integers:
@@ -147,13 +183,13 @@ def _lengths() -> Floats:
     return np.asarray((octaves * (1 + np.arange(PER_OCTAVE) / PER_OCTAVE)).reshape(-1), float)
 
 
-def _between(places: Integers, knots: Integers, values: ArrayLike) -> Floats:
+def between(places: Integers, knots: Integers, values: ArrayLike) -> Floats:
     """Values at some places, linear between knots; none at 0."""
     spread = np.broadcast_to(np.asarray(values, float), np.shape(knots))
     return np.asarray(np.where(places > 0, np.interp(places, knots, spread), 0.0))
 
 
-def _pad(places: Integers, graphs: Sequence[int]) -> Integers:
+def pad(places: Integers, graphs: Sequence[int]) -> Integers:
     sizes = np.asarray(sorted(graphs), np.int64)
     if not len(sizes):
         return places
@@ -167,25 +203,49 @@ def _head(step: Iteration) -> Floats:
     return step.passes.sum(part for part in step.passes.parts if part.block.name == _HEAD)
 
 
+def _core_parts(step: Iteration) -> list[StageOperator]:
+    return [part for part in step.passes.parts if part.op.kind in _CORE]
+
+
 def _core(step: Iteration) -> Floats:
     """Time of attention [s]."""
-    return step.passes.sum(part for part in step.passes.parts if part.op.kind in _CORE)
+    return step.passes.sum(_core_parts(step))
+
+
+def _moved_s(step: Iteration, parts: Sequence[StageOperator]) -> Floats:
+    """Time [s] of the traffic of operators at the HBM's rate."""
+    rate = np.asarray(step.passes.platform.chip.drawable_bytes_per_s, float)
+    return np.asarray(sum((part.times * part.spent.bytes for part in parts), np.zeros(())) / rate)
+
+
+def _multiplied_s(step: Iteration, parts: Sequence[StageOperator]) -> Floats:
+    """Time [s] of the FLOP of operators at the peak rate."""
+    rate = np.asarray(step.passes.platform.chip.flop_per_s, float)
+    return np.asarray(sum((part.times * part.spent.flop for part in parts), np.zeros(())) / rate)
+
+
+def _share(step: Iteration, bound: Callable[[Iteration, Sequence[StageOperator]], Floats]) -> float:
+    """Median share of the time of attention that a bound takes, over the sizes of a step."""
+    return float(min(1.0, np.median(quotient(bound(step, _core_parts(step)), _core(step)))))
 
 
 def _columns(step: Iteration, knots: ArrayLike) -> Floats:
-    """Columns of `StepParts.linear` of a step [6, knots]."""
-    kinds: dict[str, list[StageOperator]] = {"dense": [], "experts": [], "sums": [], "rest": []}
+    """Columns of `StepParts.linear` [8, knots]: products, those of experts, sums by the library and in one kernel
+    without its latency, number of sums, exchanges of experts, all else, and all that computes at the HBM's rate.
+    """
+    kinds: dict[str, list[StageOperator]] = {"dense": [], "experts": [], "sums": [], "exchanges": [], "rest": []}
     for part in step.passes.parts:
         if part.block.name != _HEAD and part.op.kind not in _CORE:
             kinds[_kind(part.op.work)].append(part)
     group = step.passes.platform.groups["tp"]
     gpus, rate = np.asarray(group.num_gpus, float), np.asarray(group.bytes_per_s, float)
     payloads = [part.times * _payload(part.op.work) for part in kinds["sums"]]
-    moved = sum(payloads, np.zeros(())) * (gpus - 1) / rate
+    direct = sum(payloads, np.zeros(())) * (gpus - 1) / rate
     counts = sum((part.times for part in kinds["sums"]), np.zeros(()))
-    dense, experts, sums, other = (step.passes.sum(parts) for parts in kinds.values())
-    spared = step.passes.hidden_s + step.passes.saved_s
-    columns = (dense, experts, sums, moved, counts, other - spared)
+    dense, experts, sums, exchanges, other = (step.passes.sum(parts) for parts in kinds.values())
+    moved = _moved_s(step, [*kinds["dense"], *kinds["experts"], *kinds["rest"]])
+    sent = step.message_s if np.all(np.asarray(step.passes.parallel.pp) > 1) else 0.0
+    columns = (dense, experts, sums, direct, counts, exchanges, other + sent, moved)
     return np.stack([np.broadcast_to(np.asarray(column, float), np.shape(knots)) for column in columns])
 
 
@@ -198,6 +258,8 @@ def _kind(work: Work) -> str:
     """The columns of `StepParts.linear` an operator belongs to."""
     if isinstance(work, Product):
         return "experts" if work.grouped else "dense"
+    if isinstance(work, TokenExchange):
+        return "exchanges"
     if not isinstance(work, Exchange) or work.ctas:  # which norms what it adds
         return "rest"
     return "sums" if work.pattern == "all_reduce" and work.over == "tp" else "rest"
@@ -209,7 +271,7 @@ def _launches(step: Iteration) -> float:
     return float(np.max(sum((part.times * num_kernels(part.op, tp) for part in step.passes.parts), np.zeros(()))))
 
 
-def _memory(design: StepDesign) -> tuple[float, float, float]:
+def memory_of(design: StepDesign) -> tuple[float, float, float]:
     """Bytes of a GPU: weights, keys and values of a token, all memory."""
     near, far = (_run(design, "decode", 1, length) for length in (1, 1025))
     cached = [float(step.passes.of_blocks("kept")) for step in (near, far)]

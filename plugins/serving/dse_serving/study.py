@@ -6,7 +6,7 @@ the nearest one with what binds. With engines of prompts apart, each split is co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from dse.results.words import cell
 from dse.space import get_path
 from dse_serving import figures as serving_figures
 from dse_serving.backend import ServingBackend
-from dse_serving.design import Serving
+from dse_serving.design import Serving, deployment_of
 from dse_serving.results import percentile_interval
 from studies.plain import Plain
 
@@ -39,7 +39,7 @@ class ServingStudy(Plain):
 
     columns = (
         *("parallel.tp", "engines.apart", "engines.prefill_replicas", "engines.prefill_tp"),
-        *("traffic.arrivals", "traffic.concurrency"),
+        *("traffic.arrivals", "traffic.concurrency", "parallel.dp", "parallel.pp", "engines.expert_gpus"),
     )
 
     def answer(self, outputs: Outputs, table: pd.DataFrame) -> Iterator[Table | str]:
@@ -59,6 +59,7 @@ class ServingStudy(Plain):
         yield from tighter_limits(inside, best)
         yield from apart_or_together(inside)
         yield from how_sure(config, best)
+        yield from overlap_lines(config, best)
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
         """Throughput against interactivity, and what limits leave."""
@@ -77,7 +78,7 @@ class ServingStudy(Plain):
         served = ServingBackend().serve(design_of(run.config, best), _LOGGED)
         log = served.state.log[: min(served.steps, _LOGGED)]
         pages = np.repeat(
-            [pool.blocks for pool in served.deployment.pools], [p.engines for p in served.deployment.pools]
+            [pool.blocks for pool in served.deployment.pools], [p.batches for p in served.deployment.pools]
         )
         yield "engine", partial(serving_figures.engine_steps, log[:_DRAWN], str(best["split"]))
         yield "occupancy", partial(serving_figures.occupancy, log, pages, str(best["split"]))
@@ -92,12 +93,17 @@ def with_splits(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _split(row: Mapping[Any, Any]) -> str:
-    """`4 x TP 2`, or `1 x TP 4 for prompts, 2 x TP 2`."""
-    tp, gpus = int(row["parallel.tp"]), int(row["gpus"])
+    """`4 x TP 2`, or `1 x TP 4 for prompts, 2 x TP 2`; DP, PP and GPUs of experts alone where there are some."""
+    degrees = {name: int(_plain(row.get(f"parallel.{name}")) or 1) for name in ("tp", "dp", "pp")}
+    experts, tp, gpus = int(_plain(row.get("engines.expert_gpus")) or 0), degrees.pop("tp"), int(row["gpus"])
+    others = int(np.prod(list(degrees.values())))
+    more = "".join(f" {name.upper()} {degree}" for name, degree in degrees.items() if degree > 1)
+    name = f"TP {tp}{more}" + (f" and {experts} for experts" if experts else "")
     if not _plain(row.get("engines.apart")):
-        return f"{gpus // tp} x TP {tp}"
+        return f"{gpus // (tp * others + experts)} x {name}"
     prefill_tp, count = int(_plain(row.get("engines.prefill_tp")) or tp), int(row["engines.prefill_replicas"])
-    return f"{count} x TP {prefill_tp} for prompts, {(gpus - count * prefill_tp) // tp} x TP {tp}"
+    left = gpus - count * prefill_tp * others
+    return f"{count} x TP {prefill_tp}{more} for prompts, {left // (tp * others + experts)} x {name}"
 
 
 def limits_of(config: Mapping[str, Any]) -> dict[str, float]:
@@ -224,6 +230,37 @@ def how_sure(config: Mapping[str, Any], best: Mapping[Any, Any]) -> Iterator[str
     flags = " ".join(f"{flag} {get_path(_values(design), path)}" for path, flag in design.server.flags.items())
     if flags:
         yield f"{design.server.name}: {flags}"
+
+
+def overlap_lines(config: Mapping[str, Any], best: Mapping[Any, Any]) -> Iterator[str]:
+    """Yield which overlap steps of the best point have by their size, and what they gain."""
+    design = design_of(config, best)
+    plain = design.model_copy(update={"engines": design.engines.model_copy(update={"overlap": "waited"})})
+    choice = deployment_of(design).pools[-1].times.overlap
+    if choice is None or set(choice.names) <= {"waited", "apart"}:
+        return
+    served, waited = (ServingBackend().serve(point) for point in (design, plain))
+    rates = [run.rate(run.traffic.outputs) for run in (served, waited)]
+    context = float(np.median(served.traffic.inputs + served.traffic.outputs // 2))
+    octave = int(np.clip(np.log2(context), 0, choice.plain.shape[1] - 1))
+    of_steps = {
+        "steps with prompts, by tokens": _spans(choice.tokens, choice.prompts, choice.names),
+        "steps without, by sequences": _spans(choice.sequences, choice.plain[:, octave], choice.names),
+    }
+    for what, spans in of_steps.items():
+        yield f"overlap of {what}: {', '.join(spans)}"
+    used = {choice.names[place] for place in np.unique(np.append(choice.prompts, choice.plain[:, octave]))}
+    flags = [flag for name, flag in design.server.overlaps.items() if name in used]
+    settings = f"; {design.server.name}: {' '.join(flags)}" if flags else ""
+    yield f"overlap gains {100 * (rates[0] / rates[1] - 1):.1f} % tokens/s{settings}"
+
+
+def _spans(sizes: Any, chosen: Any, names: Sequence[str]) -> Iterator[str]:
+    """Yield runs of sizes with the same choice."""
+    begins = np.flatnonzero(np.diff(chosen, prepend=-1))
+    for place, begin in enumerate(begins):
+        end = begins[place + 1] - 1 if place + 1 < len(begins) else len(sizes) - 1
+        yield f"{names[chosen[begin]]} {sizes[begin]:,} to {sizes[end]:,}"
 
 
 def _values(design: Serving) -> dict[str, Any]:

@@ -32,12 +32,13 @@ def step_times(draw: np.random.Generator | None = None, room: float = 1e9, **con
     return StepTimes(
         np.stack([1.2 * linear, linear]),
         slopes["head"] * sequences,
-        decode,
+        np.stack([decode, 0.9 * decode]),
         np.asarray(slopes["prompt"] * lengths, np.float64),
         10,
         1.0,
         1e5,
         room,
+        (0.3, 0.1),
     )
 
 
@@ -51,7 +52,8 @@ def random_case(seed: int) -> tuple[Deployment, Traffic]:
     apart = bool(draw.integers(2))
 
     def pool() -> Pool:
-        room = 1.0 + 1e5 * block * (least + int(draw.integers(1, 3 * least)))
+        stages = int(draw.choice([1, 1, 3]))
+        room = 1.0 + 1e5 * block * stages * (least + int(draw.integers(0, least)))
         times = step_times(draw, room)
         scheduler = Scheduler(
             policy=draw.choice(["mixed", "prefill_first"]),
@@ -69,8 +71,9 @@ def random_case(seed: int) -> tuple[Deployment, Traffic]:
             latency_s=float(draw.choice([0, 3e-4])),
             drafts=int(draw.choice([0, 3])),
             acceptance=0.6,
+            attention=draw.choice(["after", "beside"]),
         )
-        return Pool(int(draw.integers(1, 4)), scheduler, times, 1, int(draw.choice([1, 2])))
+        return Pool(int(draw.integers(1, 4)), scheduler, times, stages, int(draw.choice([1, 2])), stages)
 
     transfer = Transfer(float(draw.uniform(1e8, 1e10)), 1e-4, bool(draw.integers(2)), 4)
     routing: Any = draw.choice(["round_robin", "fewest_requests"])
@@ -115,7 +118,7 @@ def test_tokens_and_pages_are_conserved(seed: int) -> None:
     deployment, traffic = random_case(seed)
     served = run(deployment, traffic, seed=seed, logged=100_000)
     log, engine = served.state.log[: served.steps], served.state.engine
-    total = np.repeat([pool.blocks for pool in deployment.pools], [pool.engines for pool in deployment.pools])
+    total = np.repeat([pool.blocks for pool in deployment.pools], [pool.batches for pool in deployment.pools])
     assert log[:, 8].sum() == traffic.outputs.sum() == served.state.requests[:, at.GENERATED].sum()
     assert (engine[:, at.LEAST_FREE] >= 0).all() and np.array_equal(engine[:, at.FREE], total)
     assert (log[:, 7] <= total[log[:, 0].astype(int)]).all() and (log[:, 5] <= 20 * 2).all()
@@ -124,7 +127,7 @@ def test_tokens_and_pages_are_conserved(seed: int) -> None:
 
 
 def test_preemption_drafts_and_transfers_happen_in_the_random_cases() -> None:
-    runs = [run(*random_case(seed), seed=seed) for seed in range(100)]
+    runs = [run(*random_case(seed), seed=seed) for seed in range(300)]
     assert sum(int(served.state.requests[:, at.PREEMPTIONS].sum()) for served in runs) > 50
     assert sum(int((served.times(at.MOVED) > 0).sum()) for served in runs) > 200
     rounds = sum(int(served.state.requests[:, at.ROUNDS].sum()) for served in runs)
@@ -204,3 +207,11 @@ def test_the_compiled_loop_is_two_hundred_times_as_fast_as_simpy() -> None:
         serve()
         seconds.append(time.perf_counter() - begin)
     assert seconds[1] > 200 * seconds[0]
+
+
+@pytest.mark.parametrize("count", [20, 33, 700])
+def test_tokens_a_second_are_those_of_a_loop_by_its_latency(count: int) -> None:
+    """Little: c requests under way that each take T generate c O / T tokens a second, however few rounds there are."""
+    served = run(one_pool(step_times(prompt=0.0), sequences=100), closed_loop(count, 100, 200, 32), skipped=0.1)
+    latency = (served.times(at.FINISH) - served.times(at.ARRIVAL)).mean()
+    assert served.rate(served.traffic.outputs) == pytest.approx(min(count, 32) * 200 / latency, rel=0.1)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +19,9 @@ from dse_serving.backend import ServingBackend
 from dse_serving.design import Serving, deployment_of
 from dse_serving.fitting import start
 from dse_serving.measured import Predictor, fitted_rows, model_name, read_rows, summary
+from dse_serving.overlaps import PartTimes, times_of
 from dse_serving.results import percentile_interval
-from dse_serving.step_times import EngineKernels, step_parts
+from dse_serving.step_times import EngineKernels, StepTimes, step_parts
 from dse_serving.traffic import TrafficSpec, read_trace
 from simulators.steps.backend import metrics_of
 
@@ -94,31 +96,102 @@ def test_a_trace_that_is_none_is_refused_by_its_line(tmp_path: Path, name: str, 
         read_trace(tmp_path / name)
 
 
+def tabled(point: Serving, tokens: int, sequences: int, **changes: Any) -> StepTimes:
+    """Times of steps without overlap."""
+    waited = PartTimes(step_parts(point, tokens, sequences), EngineKernels.model_validate(changes.pop("kernels", {})))
+    return times_of({"waited": waited.step_model(1)}, waited, **changes)
+
+
 def test_steps_are_those_of_the_step_model() -> None:
     point = design("run.weights=fp8")
-    times = step_parts(point, 64, 64).times_with(EngineKernels())
+    times = tabled(point, 64, 64)
     for batch, context in ((1, 1024), (48, 4096)):
         run = point.run.model_copy(update={"batch": batch, "sequence_length": context})
         iteration_s = float(metrics_of(point.model_copy(update={"run": run}))["iteration_s"])
         octave = int(np.log2(context))
-        assert times.linear[1, batch] + times.head[batch] + times.decode[batch, octave] == pytest.approx(
+        assert times.linear[1, batch] + times.head[batch] + times.decode[1, batch, octave] == pytest.approx(
             iteration_s, rel=0.03
         )
+    assert np.array_equal(*times.decode)
 
 
 def test_speeds_of_products_and_graphs_change_steps_as_they_say() -> None:
-    parts = step_parts(design(), 512, 64)
-    plain, slow = (parts.times_with(EngineKernels.model_validate({"dense": {"few": few, "many": 1}})) for few in (1, 2))
+    plain, slow = (tabled(design(), 512, 64, kernels={"dense": {"few": few, "many": 1}}) for few in (1, 2))
     assert slow.linear[1, 1] > 1.7 * plain.linear[1, 1]
-    captured = parts.times_with(EngineKernels(), [64]).linear
+    captured = tabled(design(), 512, 64, graphs=[64]).linear
     assert captured[1, 1] == captured[1, 64] == plain.linear[1, 64] and captured[0, 1] == plain.linear[0, 1]
+
+
+MOE = ("model=deepseek_v3_671b", "system=h200_8", "run.products=fp8", "run.weights=fp8")
+
+
+@pytest.mark.parametrize(
+    ("words", "overlaps"),
+    [
+        (("model=llama3_70b", "parallel.tp=8"), ("in_switch", "halves", "nano")),
+        ((*MOE, "parallel.dp=8", "parallel.ep=8"), ("shared_expert", "two_micro_batches", "nano")),
+    ],
+)
+def test_the_best_overlap_of_each_size_is_no_slower_than_any(words: Sequence[str], overlaps: Sequence[str]) -> None:
+    point = design(
+        *words, "server.scheduler.tokens=4096", "server.scheduler.sequences=128", "server.scheduler.graphs=[]"
+    )
+    listed = point.server.model_copy(update={"overlaps": dict.fromkeys(overlaps, "--flag")})
+    point = point.model_copy(update={"server": listed})
+
+    def times(name: str) -> StepTimes:
+        chosen = point.engines.model_copy(update={"overlap": name})
+        return deployment_of(point.model_copy(update={"engines": chosen})).pools[0].times
+
+    best, single = times("best"), {name: times(name) for name in ("waited", *overlaps)}
+    prompts, plain = (np.stack(rows) for rows in zip(*map(_of_both_kinds, single.values()), strict=True))
+    for shortest, tables in zip(_of_both_kinds(best), (prompts, plain), strict=True):
+        least = tables.min(axis=0)  # of interpolated times; the best ones are interpolated between sizes
+        assert (shortest <= least * (1 + 1e-9)).all() and (shortest >= 0.9 * least).all()
+    assert best.overlap is not None
+    gained = {best.overlap.names[place] for place in np.unique(best.overlap.prompts)}
+    assert len(gained) > 1 and (prompts[1:].min(axis=0) < 0.98 * prompts[0]).any()
+    assert (plain[0] - plain.min(axis=0) < 0.5 * plain[0]).all()  # two halves never take less than one resource needs
+
+
+def _of_both_kinds(times: StepTimes) -> tuple[Any, Any]:
+    return times.linear[0], times.linear[1, 1:129, None] + times.decode[1, 1:]
+
+
+def test_stages_of_a_pipeline_share_layers_and_latency() -> None:
+    words = ["model=llama3_70b", "traffic.concurrency=1", "traffic.requests=8", "traffic.input.kind=fixed"]
+    small = ["model=llama3_8b", "engines.overlap=waited"]
+    single, staged = (design(*words, f"parallel.{split}") for split in ("tp=8", "pp=8"))
+    deployment = deployment_of(staged)
+    assert deployment.gpus == 8 and deployment.pools[0].batches == 8
+    alone = ServingBackend().serve(design(*words, "parallel.tp=1", *small))
+    through = ServingBackend().serve(design(*words, "parallel.pp=2", *small))
+    assert np.mean(through.tpot_s) == pytest.approx(np.mean(alone.tpot_s), rel=0.15)  # one user waits for every stage
+    assert np.mean(ServingBackend().serve(staged).tpot_s) > 3 * np.mean(ServingBackend().serve(single).tpot_s)
+
+
+def test_experts_on_gpus_of_their_own_leave_room_and_keep_no_resource_too_busy() -> None:
+    words = (*MOE, "parallel.dp=4", "engines.gpus=12", "traffic.concurrency=256", "traffic.requests=400")
+    together = design(*MOE, "parallel.dp=8", "parallel.ep=8")
+    apart, once = (design(*words, "engines.expert_gpus=8", f"engines.expert_batches={m}") for m in (3, 1))
+    pools = [deployment_of(point).pools[0] for point in (together, apart, once)]
+    assert pools[1].gpus == 12 and pools[1].times.weight_bytes < 0.6 * pools[0].times.weight_bytes
+    large, small = (pools[1].times.decode[1, size, 11] + pools[1].times.linear[1, size] for size in (250, 4))
+    large_once, small_once = (pools[2].times.decode[1, size, 11] + pools[2].times.linear[1, size] for size in (250, 4))
+    assert (
+        large < 0.9 * large_once and small > small_once
+    )  # batches that go round hide each other's, or read weights again
 
 
 @pytest.mark.parametrize(
     ("words", "rule"),
     [
         (["engines.replicas=9"], "engines.replicas = 9"),
-        (["parallel.pp=2"], "parallel.pp = 2"),
+        (["parallel.cp=2"], "parallel.cp = 2"),
+        (["engines.overlap=halves"], "needs sums of parallel.tp > 1"),
+        (["engines.expert_gpus=4"], "this one has none"),
+        ([*MOE, "engines.expert_gpus=3"], "does not divide the experts"),
+        ([*MOE, "engines.expert_gpus=2"], "are too few: "),
         (["parallel.dp=2"], "shares experts"),
         (["server.scheduler.chunked=false", "server.scheduler.tokens=512"], "not cut"),
         (["traffic.input.tokens=100000", "traffic.requests=1", "server.scheduler.memory=0.25"], "more than the keys"),
@@ -127,6 +200,11 @@ def test_speeds_of_products_and_graphs_change_steps_as_they_say() -> None:
 def test_a_deployment_that_cannot_be_is_infeasible_with_its_rule(words: list[str], rule: str) -> None:
     (results,) = ServingBackend().evaluate([Batch(design(*words))])
     assert results[0].status == "infeasible" and rule in results[0].reason
+
+
+@pytest.mark.parametrize("name", ["sglang", "tensorrt_llm"])
+def test_serving_software_is_chosen_by_its_name(name: str) -> None:
+    assert design(f"server={name}").server.name == name
 
 
 def test_values_that_engines_choose_are_refused() -> None:
