@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse_ptx.build import KERNELS
-from dse_ptx.execution import Argument, Device, LaunchOptions, Module, Pointer, Run
+from dse_ptx.execution import Argument, LaunchOptions, LaunchRun, Module, Pointer, PtxDevice
 
 Array = NDArray[np.float32]
 
@@ -61,9 +61,9 @@ class Layers:
     sample: blocks of each launch that are recorded, given their number.
     """
 
-    device: Device = field(default_factory=lambda: Device(1 << 24))
+    device: PtxDevice = field(default_factory=lambda: PtxDevice(1 << 24))
     sample: Callable[[int], Sequence[int]] = lambda blocks: ()
-    runs: list[tuple[str, Run]] = field(default_factory=list)
+    runs: list[tuple[str, LaunchRun]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.module = Module(KERNELS / "lenet.ptx", self.device)
