@@ -27,9 +27,9 @@ class SmChoice(Frozen):
 
 
 class Work(Frozen):
-    """Kernels that run: `name` of `dse_ptx.networks.WORKS`, by an algorithm of convolutions, on so many images."""
+    """Kernels that run: `kernels` of `dse_ptx.networks.WORKS`, by an algorithm of convolutions, on so many images."""
 
-    name: Literal["lenet", "conv1", "conv2", "transposed"]
+    kernels: Literal["lenet", "conv1", "conv2", "transposed"]
     algorithm: Algorithm
     images: Annotated[Integer, Field(ge=1, le=256)]
 
@@ -44,7 +44,7 @@ class SmRun(Frozen):
     def launches(self) -> tuple[TimedLaunch, ...]:
         """Its launches with their times. Raises ConfigError where a block does not fit on an SM."""
         work = self.work
-        return timed_launches(work.name, work.algorithm, work.images, self.sms.gpu, self.sms.channel_hash)
+        return timed_launches(work.kernels, work.algorithm, work.images, self.sms.gpu, self.sms.channel_hash)
 
 
 class SmsBackend(Backend):
@@ -78,8 +78,8 @@ class SmsBackend(Backend):
     def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
         """A scenario for each of `works`, or the work of the configuration."""
         base = {name: tree[name] for name in ("sms", "work")}
-        names = tree.get("works") or [tree["work"]["name"]]
-        return {str(name): {**base, "work": {**tree["work"], "name": name}} for name in names}
+        names = tree.get("works") or [tree["work"]["kernels"]]
+        return {str(name): {**base, "work": {**tree["work"], "kernels": name}} for name in names}
 
     def design(self, tree: Tree) -> SmRun:
         """A validated design. Raises ConfigError with every problem."""
