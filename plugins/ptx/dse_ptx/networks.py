@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from dse_ptx.lenet import ALGORITHMS, SHAPES, Convolution, Layers, LeNet
+from dse_ptx.lenet import ALGORITHMS, SHAPES, Layers, LeNet, SquareConvolution
 from dse_ptx.sms import sm_array
 from dse_ptx.timing import LaunchTime, time_launch
 
@@ -60,7 +60,7 @@ def _execute(work: str, algorithm: str, images: int, layers: Layers) -> None:
         layers.launch("gemm", (4, 4), (16, 16), a, b, 0, out, *sizes, 1, _PITCH, _ROWS, 1, 0, 0)
     else:
         channels, rows, filters = CONVOLUTIONS[work]
-        size = Convolution(images, channels, rows, filters)
+        size = SquareConvolution(images, channels, rows, filters)
         shapes = (images, channels, rows, rows), (filters, channels, size.r, size.r)
         x, w = (layers.device.allocate(rng.standard_normal(shape, np.float32)) for shape in shapes)
         ALGORITHMS[algorithm](layers, x, w, 0, size)
