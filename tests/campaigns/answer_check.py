@@ -35,6 +35,7 @@ _TIMER = ("simulator.device=cpu", "simulator.samples=6", "simulator.most_scatter
 SMALL: Mapping[str, tuple[str, ...]] = {
     "bert": (),
     "cache_policies": ("applications=[fw_soft,bw_pool]", "run.requests=20000", "run.repeats=1"),
+    "cache_policies_ptx": ("applications=[fw_soft,bw_soft]",),
     "cache_sizes": ("applications=[fw_soft]", "run.requests=10000", "run.repeats=1"),
     "codesign": ("budget.trials=12", "~workloads.training", "~workloads.prefill", *_RANDOM),
     "comp_vs_comm": ("space.run.sequence_length=choice(2048)", "space.run.batch=choice(1)"),
@@ -46,6 +47,7 @@ SMALL: Mapping[str, tuple[str, ...]] = {
     "ficco_unseen": (_ONE("llama3.1_405b-qkv-4k"), "budget.trials=12", *_RANDOM),
     "fused_ops": (_ONE("emb-p10-b512,gemv-70b_out"), "~study.probes", "budget.trials=24", *_RANDOM),
     "fused_workgroups": (_ONE("emb-p10-b512"), "space.system.name=choice(mi210_4,mi210_2x1)"),
+    "gpgpusim": ("works=[conv1]",),
     "goldyloc": (_ONE("lstm-h512-b32"), "space.schedule.num_streams=choice(1,4,16)"),
     "goldyloc_arrivals": ("arrivals.only=[lstm-h512-4x8]", "space.logic.policy=choice(sequential,default,static)"),
     "convolution_patterns": ("applications=[lenet]", "measured=[]", "run.requests=20000", "run.most=100000"),
@@ -72,6 +74,7 @@ SMALL: Mapping[str, tuple[str, ...]] = {
 QUANTITIES: Mapping[str, tuple[str, ...]] = {
     "bert": ("precision", "share FC", "share optimizer"),
     "cache_policies": ("speed-up", "traffic", "with"),
+    "cache_policies_ptx": ("speed-up", "traffic", "with"),
     "cache_sizes": ("speed-up", "with"),
     "codesign": ("decode", "power", "cost"),
     "comp_vs_comm": ("hidden size", "communication's share at 1x", "communication's share at 4x"),
@@ -83,6 +86,7 @@ QUANTITIES: Mapping[str, tuple[str, ...]] = {
     "ficco_unseen": ("rate of a link", "CUs", "with"),
     "fused_ops": ("speed-up, mi210 4", "speed-up, mi210 2x1"),
     "fused_workgroups": ("speed-up, mi210 4", "speed-up, mi210 2x1"),
+    "gpgpusim": ("algorithm", "launch share", "camping"),
     "goldyloc": ("speed-up", "with"),
     "goldyloc_arrivals": ("speed-up", "with"),
     "convolution_patterns": ("algorithm", "launch share", "camping"),

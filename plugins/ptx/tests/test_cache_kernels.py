@@ -32,7 +32,7 @@ def _draw(*shape: int) -> Any:
 def _results(kernel: str, grid: tuple[int, ...], arguments: list[Any], wanted: dict[int, Any]) -> list[Any]:
     """Run a kernel on arrays and numbers; the arrays at the places that are wanted, by the shapes and types given."""
     device = PtxDevice()
-    places = [device.allocate(given) if isinstance(given, np.ndarray) else given for given in arguments]
+    places = [device.allocate(value) if isinstance(value, np.ndarray) else value for value in arguments]
     Module(KERNELS / "layers.ptx", device).launch(kernel, grid, (256,), places)
     return [device.read(places[at], like.dtype, like.shape) for at, like in wanted.items()]
 
