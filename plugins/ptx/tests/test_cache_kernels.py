@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch.nn import functional
@@ -151,8 +152,9 @@ def test_policies_are_judged_by_kernels_and_by_patterns(tmp_path: Path) -> None:
     assert (
         verdicts["cache_policies.app_count"]["ours_ptx"] == verdicts["cache_policies.app_count"]["ours_patterns"] == 2
     )
-    claims = {row["id"]: row["ours"] for row in json.loads((run / "claims.json").read_text("utf-8"))}
-    assert claims == {name: row["ours_ptx"] for name, row in verdicts.items()}
+    both = pd.read_parquet(run / "sources.parquet").set_index(["scenario", "policy.name"])
+    assert (both.xs("uncached", level=1)[["speedup_ptx", "speedup_patterns"]] == 1).all(axis=None)
+    assert both.loc[("fw_soft", "cache_rw"), "speedup_ptx"] > 1 < both.loc[("fw_soft", "cache_rw"), "speedup_patterns"]
 
 
 def test_an_application_without_kernels_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
