@@ -59,9 +59,8 @@ def _laid(values: Any, layout: str, pad: int) -> Any:
 def test_fragments_multiply_as_matrices_do(shape: str, kind: str, result: str, a: str, b: str, c: str) -> None:
     m, n, k = (int(word) for word in shape[1:].replace("n", " ").replace("k", " ").split())
     rng = np.random.default_rng(4)
-    draw = lambda *size: rng.integers(-4, 5, size).astype(np.float32)  # noqa: E731
     sizes = {"a": (m, k), "b": (k, n), "c": (m, n), "d": (m, n)}
-    matrices = {name: draw(*size) * (name != "d") for name, size in sizes.items()}
+    matrices: dict[str, Any] = {name: rng.integers(-4, 5, size).astype(np.float32) for name, size in sizes.items()}
     layouts = {"a": a, "b": b, "c": c, "d": c}
     pads = {name: 8 + (size[1] if layouts[name] == "r" else size[0]) for name, size in sizes.items()}
     device, pointers = PtxDevice(), []
