@@ -198,6 +198,23 @@ def requests_through_caches() -> tuple[Backend, list[Batch]]:
     return BACKENDS["memory"](), [Batch(point) for point in designs]
 
 
+def kernels_through_caches() -> tuple[Backend, list[Batch]]:
+    """Kernels in PTX, patterns, and an application that has no kernels."""
+    sections, simulator = request(["study=cache_policies_ptx"]).tree, BACKENDS["ptx_memory"]()
+    tree = {name: sections[name] for name in ("system", "application", "policy", "run", "kernels")}
+    bases = simulator.scenarios({**tree, "applications": ["fw_soft", "lenet"]})
+    designs = [simulator.design(base) for base in bases.values()]
+    return simulator, [Batch(point) for point in (*designs, put(designs[0], "kernels.addresses", "patterns"))]
+
+
+def kernels_on_sms() -> tuple[Backend, list[Batch]]:
+    """A convolution by its kernels, without a hash of channels and with one."""
+    sections, simulator = request(["study=gpgpusim"]).tree, BACKENDS["ptx_sms"]()
+    (base,) = simulator.scenarios({name: sections[name] for name in ("sms", "work")} | {"works": ["conv1"]}).values()
+    design = simulator.design(base)
+    return simulator, [Batch(point) for point in (design, put(design, "sms.channel_hash", "xor"))]
+
+
 def requests_below_a_tracker() -> tuple[Backend, list[Batch]]:
     """Three bank groups are no power of two, and requests are those of a ring."""
     sections, simulator = request(["study=t3_requests", "workload.only=[tnlg-tp16-op]"]).tree, BACKENDS["near_memory"]()
@@ -239,6 +256,8 @@ SCREENED: dict[str, Callable[[], tuple[Backend, list[Batch]]]] = {
     "memory": requests_through_caches,
     "near_memory": requests_below_a_tracker,
     "profile": plans_for_recorded_runs,
+    "ptx_memory": kernels_through_caches,
+    "ptx_sms": kernels_on_sms,
     "serving": engines_under_traffic,
     "step": iterations_of_models,
     "toy": things,

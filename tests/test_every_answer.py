@@ -52,8 +52,8 @@ def test_the_first_table_has_the_quantity_of_the_question_and_the_heading_what_w
 @pytest.mark.nightly
 def test_a_network_without_directions_is_no_sentence_that_stops(tmp_path: Path) -> None:
     words = ["applications=[lenet]", "measured=[]", "run.requests=20000", "run.most=100000", *answer_check.QUIET]
-    assert main(["study=gpgpusim", f"output_dir={tmp_path}", *words]) == 0
-    sentence = Outputs.latest(tmp_path, "gpgpusim").read_json("summary")["answer"]
+    assert main(["study=convolution_patterns", f"output_dir={tmp_path}", *words]) == 0
+    sentence = Outputs.latest(tmp_path, "convolution_patterns").read_json("summary")["answer"]
     assert re.fullmatch(r"The busiest channel has up to \d.*the mean.*", sentence)
 
 

@@ -196,7 +196,7 @@ FEW = {
     "fused_ops": ["budget.trials=200"],
     "fused_workgroups": ["workload.only=[emb-p10-b512,gemv-70b_out]"],
     "goldyloc_arrivals": ["arrivals.only=[lstm-h512-4x8,small-gap0.5]"],
-    "gpgpusim": ["applications=[lenet]", "measured=[p100]", "run.requests=20000", "run.most=200000"],
+    "convolution_patterns": ["applications=[lenet]", "measured=[p100]", "run.requests=20000", "run.most=200000"],
     "jitq": ["budget.trials=500"],
     "trace": ["space.plan.order=choice(as_recorded,in_2_parts)", "space.plan.sms=choice(0,32)"],
     "search_benchmark": [

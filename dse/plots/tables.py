@@ -264,13 +264,14 @@ def raster(
     panels: Mapping[str, NDArray[np.float64]],
     seconds: Mapping[str, float],
     *,
-    lane: str,
+    lane: str | Mapping[str, Sequence[str]],
     frame: Frame,
     marks: Mapping[str, Sequence[float]],
 ) -> FigureSheet:
     """Plot shares over time (to the right) and lanes (downwards) as shades from 0 to 1: a panel per [bins, lanes].
 
-    seconds: length of a bin, by panel. lane: name of the lanes. marks: times [s] of lines, by panel.
+    seconds: length of a bin, by panel. lane: name of the lanes, which are numbered, or names of each, by panel.
+    marks: times [s] of lines, by panel.
     """
     from matplotlib.colors import ListedColormap
     from matplotlib.ticker import MaxNLocator
@@ -286,12 +287,15 @@ def raster(
         panel.imshow(shares.T, vmin=0.0, vmax=1.0, extent=extent, **looks_of)
         for mark in marks.get(name, ()):
             panel.axvline(mark * unit.factor, color="#cf5a00", lw=0.8, ls=":")
-        panel.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+        if not isinstance(lane, str):
+            panel.set_yticks(range(lanes), lane[name])
+        else:
+            panel.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
         plain_ticks(panel.xaxis, unit)
         panel.grid(visible=False)
         panel.set_xlabel(unit.title)
         drawn.name(place, name)
-    drawn.ylabel = lane
+    drawn.ylabel = lane if isinstance(lane, str) else ""
     shades = {f"{share:.0%}".replace("%", " %"): blend(_LIGHT_TO_DARK, share) for share in (0, 0.25, 0.5, 0.75, 1)}
     drawn.legend(handles_of({name: SeriesStyle(name, colour, "s") for name, colour in shades.items()}, style="patch"))
     return drawn

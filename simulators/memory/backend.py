@@ -23,7 +23,7 @@ from simulators.hardware.memory_system import MemorySystem
 from simulators.memory.design import SECTIONS, MemoryDesign, rules
 from simulators.memory.engine import READS, WRITES
 from simulators.memory.measured import scenarios
-from simulators.memory.measures import LAWS, METRICS, measure, simulate
+from simulators.memory.measures import LAWS, METRICS, SimulatedApplication, measure, simulate
 from simulators.workloads.model_zoo import option_tree
 
 _VERSION = "1"
@@ -106,9 +106,13 @@ class MemoryBackend(Backend):
         if refused:
             return refused
         try:
-            return Result("ok", measure(design, simulate(design)), engine="requests")
+            return Result("ok", measure(design, self.simulate(design)), engine="requests")
         except OverflowError as error:
             return Result("unsupported", reason=str(error))
+
+    def simulate(self, design: MemoryDesign) -> SimulatedApplication:
+        """Run a design that breaks no rule. Raises OverflowError where a kernel runs longer than the clock can tell."""
+        return simulate(design)
 
     def relate(self, point: Columns, baseline: Columns) -> Columns:
         """Speed-up and traffic."""
@@ -121,7 +125,7 @@ class MemoryBackend(Backend):
         """Every kernel, and what bounds them."""
         assert isinstance(design, MemoryDesign)
         now, intervals, line = 0.0, list[Interval](), design.system.gpu.line_bytes
-        for place, (cost, times) in enumerate(simulate(design).costs):
+        for place, (cost, times) in enumerate(self.simulate(design).costs):
             begin, now = now, now + design.system.gpu.launch_s
             intervals += [Interval("kernels", f"launch {place}", "launch", begin, now)] if now > begin else []
             begin, now = now, now + cost.seconds * times

@@ -33,7 +33,9 @@ Floats = NDArray[np.float64]
 
 END, LOAD, STORE, COMPUTE, WAIT, FENCE, LOOP, LISTED = range(8)
 """Operations of a program. COMPUTE: the CU is busy. WAIT: until all loads are there. FENCE: until those before the last
-fence are. LOOP: back to `TARGET`, `TIMES` times. LISTED: the next request of a trace."""
+fence are. LOOP: back to `TARGET`, `TIMES` times. LISTED: the next entry of a workgroup's list."""
+LISTED_LOAD, LISTED_STORE, LISTED_WAIT, LISTED_COMPUTE = range(4)
+"""Entries of a list. LISTED_WAIT: as WAIT. LISTED_COMPUTE: as COMPUTE, of so much work as the address tells."""
 OP, PC, BASE, ROWS, STEP, BYTES, LOW, HIGH, PITCH, SCATTER, LEVEL, TIMES, TARGET, GRID = range(14)
 # four coordinates of the grid, four counters of nested loops
 LOOPS = GRID + 4
@@ -654,10 +656,10 @@ def run(
 ) -> float:
     """Run a kernel from `start` [ns]; when it has ended.
 
-    code [P, FIELDS], work [P]: the program, and the time of COMPUTE [ns]. extent [4]: of the grid, of which the first
-    marks[-1] workgroups run. listed [R, 5]: address, bytes, pc, whether it is a store, and the ns from `start` before
-    which it is not made; begins [CUs + 1]: whose they are: for LISTED. seen [marks, TOTALS + 1]: totals and time once
-    so many workgroups had been given out.
+    code [P, FIELDS], work [P]: the program, and the time of COMPUTE, or of a unit of LISTED_COMPUTE [ns]. extent [4]:
+    of the grid, of which the first marks[-1] workgroups run. listed [R, 5]: address, bytes, pc, LISTED_LOAD ..., and
+    the ns from `start` before which it is not made; begins [workgroups + 1]: whose they are, by the last coordinate,
+    for LISTED. seen [marks, TOTALS + 1]: totals and time once so many workgroups had been given out.
     """
     groups, passed, end = marks[-1], 0, start
     next_group = _begin_kernel(start, groups, extent, w, m, t, o)
@@ -675,9 +677,10 @@ def run(
         now, at = t[o.key], m[o.place + resident]
         op = code[at, OP]
         if op == LISTED:  # not before its time, nor before what others ask for until then
-            mine = begins[cu] + m[o.counter + 4 * resident + 3]
+            owner = m[o.grid + 4 * resident + 3]
+            mine = begins[owner] + m[o.counter + 4 * resident + 3]
             # its recorded time has not come: the CU goes back into the heap until then
-            if mine < begins[cu + 1] and start + listed[mine, 4] > now:
+            if mine < begins[owner + 1] and start + listed[mine, 4] > now:
                 t[o.ready + resident] = t[o.key] = start + listed[mine, 4]
                 _sift_root(m, t, o)
                 continue
@@ -686,11 +689,13 @@ def run(
             low, high, scatter = code[at, LOW], code[at, HIGH], code[at, SCATTER]
             if op == LISTED:
                 # the fourth counter of the loop is the place in the list
-                mine = begins[cu] + m[o.counter + 4 * resident + 3]
-                if mine < begins[cu + 1]:
-                    base, size, pc, store = listed[mine, 0], listed[mine, 1], listed[mine, 2], listed[mine, 3] > 0
-                else:
-                    rows = 0  # the list of this CU is at its end
+                owner = m[o.grid + 4 * resident + 3]
+                mine, listed_kind = begins[owner] + m[o.counter + 4 * resident + 3], LISTED_WAIT
+                if mine < begins[owner + 1]:
+                    base, size, pc, listed_kind = listed[mine, 0], listed[mine, 1], listed[mine, 2], listed[mine, 3]
+                store = listed_kind == LISTED_STORE
+                if listed_kind >= LISTED_WAIT:
+                    rows = 0  # no request, or the list is at its end
             else:
                 for axis in range(4):
                     base += m[o.grid + 4 * resident + axis] * code[at, GRID + axis]
@@ -779,6 +784,12 @@ def run(
             if paused:
                 _next_of(cu, m, t, o)  # other CUs first; this operation goes on where it stopped
                 continue
+            if op == LISTED and listed_kind == LISTED_WAIT:
+                t[o.ready + resident] = max(now, done)
+            elif op == LISTED and listed_kind == LISTED_COMPUTE:
+                t[o.alu + cu] = max(t[o.alu + cu], now) + base * work[at]
+                t[o.ready + resident] = t[o.alu + cu]
+                t[o.busy + _bin(now, m, t, o) * o.cus + cu] += base * work[at]
         elif op == COMPUTE:
             # arithmetic of a CU comes one after another, requests go on meanwhile
             t[o.alu + cu] = max(t[o.alu + cu], now) + work[at]
@@ -789,8 +800,9 @@ def run(
             op = code[at, OP]
             if op == LOOP:
                 level = o.counter + 4 * resident + code[at, LEVEL]
-                # a loop without a count runs over the list of its CU
-                times = code[at, TIMES] if code[at, TIMES] > 0 else begins[cu + 1] - begins[cu]
+                # a loop without a count runs over the list of its workgroup
+                owner = m[o.grid + 4 * resident + 3] if code[at, TIMES] == 0 else 0
+                times = code[at, TIMES] if code[at, TIMES] > 0 else begins[owner + 1] - begins[owner]
                 m[level] += 1
                 at = code[at, TARGET] if m[level] < times else at + 1
                 if m[level] >= times:  # for the next time that the loop is entered

@@ -64,6 +64,20 @@ class Activity:
     computing: Floats
 
 
+@dataclass(frozen=True)
+class ListedKernel:
+    """A kernel whose first workgroups go through lists: rows [R, 5] as `engine.run` takes them, begins [listed + 1].
+
+    workgroups: of the whole kernel. held: of a CU, at most.
+    """
+
+    name: str
+    rows: NDArray[np.int64]
+    begins: NDArray[np.int64]
+    workgroups: int
+    held: int
+
+
 class Simulation:
     """The state of caches and DRAM, from one kernel to the next. held: workgroups of a CU at most."""
 
@@ -136,16 +150,21 @@ class Simulation:
 
     def replay(self, name: str, listed: NDArray[np.int64], begins: NDArray[np.int64]) -> SimulatedCost:
         """Make the requests listed [R, 5] of each CU, begins [CUs + 1], in order (as `engine.run` takes them)."""
-        code = np.zeros((3, engine.FIELDS), np.int64)
-        # no tensor bounds a recorded address
-        code[0, engine.OP], code[0, engine.ROWS], code[0, engine.HIGH] = engine.LISTED, 1, np.iinfo(np.int64).max
-        # without a count: as often as the list of the CU is long
-        code[1, engine.OP], code[1, engine.LEVEL] = engine.LOOP, 3
-        code[2, engine.OP] = engine.END
         cus = self.system.gpu.num_cus
         # one workgroup for each CU, which is the owner of its list
-        program = Program(name, code, np.zeros(3), (1, 1, 1, cus), 1, 1)
-        return self._run(program, np.zeros(3), (listed, begins), np.array([cus]), 1)
+        return self._run(_listing(name, cus, 1), np.zeros(3), (listed, begins), np.array([cus]), 1)
+
+    def execute(self, kernel: ListedKernel, work: float) -> SimulatedCost:
+        """Run a kernel after the last one, each workgroup by its list; those that have none go on as the second half
+        of the others. work: time of a unit of arithmetic [s].
+
+        Raises OverflowError where these take longer than the engine's clock can tell.
+        """
+        most = len(kernel.begins) - 1
+        places = max(1, min(kernel.held, self._sizes["ready"] // self.system.gpu.num_cus))
+        marks = np.array([most] if most == kernel.workgroups else [most // 2, most])
+        program = _listing(kernel.name, kernel.workgroups, kernel.held)
+        return self._run(program, np.full(3, work * _NS), (kernel.rows, kernel.begins), marks, places)
 
     def _run(
         self, program: Program, work: Floats, listed: _Listed, marks: NDArray[np.int64], workgroups: int
@@ -154,8 +173,8 @@ class Simulation:
         seen = np.zeros((len(marks), engine.TOTALS + 1))
         total, stalled, busy = (self.part(name) for name in ("total", "spent", "busy"))
         before = total.astype(float), stalled.copy(), busy.sum()
-        # no list: lengths of 0
-        begins = listed[1] if listed[1].size else np.zeros(self.system.gpu.num_cus + 1, np.int64)
+        # no list: a length of 0
+        begins = listed[1] if listed[1].size else np.zeros(2, np.int64)
         arguments = (program.code, work, np.array(program.extent), listed[0], begins, marks, seen, self.now)
         end = engine.run(*arguments, self.w, self.m, self.t, self.o._replace(held=workgroups))
         if end - self.now > _LONGEST_NS:  # ticks have overflowed by then, so that the result is wrong
@@ -202,6 +221,17 @@ class Simulation:
 
 _Listed = tuple[NDArray[np.int64], NDArray[np.int64]]
 _NOTHING = np.zeros((0, 5), np.int64), np.zeros(0, np.int64)
+
+
+def _listing(name: str, workgroups: int, held: int) -> Program:
+    """The program of workgroups that each go through a list."""
+    code = np.zeros((3, engine.FIELDS), np.int64)
+    # no tensor bounds a listed address
+    code[0, engine.OP], code[0, engine.ROWS], code[0, engine.HIGH] = engine.LISTED, 1, np.iinfo(np.int64).max
+    # without a count: as often as the list of the workgroup is long
+    code[1, engine.OP], code[1, engine.LEVEL] = engine.LOOP, 3
+    code[2, engine.OP] = engine.END
+    return Program(name, code, np.zeros(3), (1, 1, 1, workgroups), 1, held)
 
 
 def _shorten_loops(program: Program, share: float) -> tuple[Program, float]:

@@ -37,11 +37,11 @@ _PREDICTOR = (
 class CachePolicies(Plain):
     """Claims, categories, and the table of applications by policies."""
 
-    columns = ("policy.name",)
+    columns: tuple[str, ...] = ("policy.name",)
 
     def findings(self, table: pd.DataFrame) -> Mapping[str, ClaimResult]:
         """Findings of every claim."""
-        metrics = _by_policy(table)
+        metrics = metrics_by_policy(table)
         if metrics.empty:
             return {
                 claim.id: ClaimResult(None, "needs all six policies on one memory system") for claim in self.claims()
@@ -66,9 +66,9 @@ class CachePolicies(Plain):
 
     def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
         """Category of each application, with the ratios that decide it."""
-        metrics = _by_policy(run.outputs.read_table("results"))
+        metrics = metrics_by_policy(run.outputs.read_table("results"))
         if not metrics.empty:
-            yield "categories", _categories(metrics)
+            yield "categories", application_categories(metrics)
 
 
 def _place(policy: str) -> int:
@@ -82,7 +82,7 @@ def _policy_points(table: pd.DataFrame) -> pd.DataFrame:
     return ok if {_POLICY, "speedup", "traffic"} <= set(ok) else ok.iloc[:0]
 
 
-def _by_policy(table: pd.DataFrame) -> pd.DataFrame:
+def metrics_by_policy(table: pd.DataFrame) -> pd.DataFrame:
     """Metrics [application] by (metric, policy), of applications that ran under all six on one memory system."""
     ok = _policy_points(table)
     names = ["time_s", "dram_bytes", "bandwidth_share", "row_hit_rate", "stalls", "useless", "bypassed"]
@@ -102,7 +102,7 @@ def _metric(metrics: pd.DataFrame, name: str, policies: tuple[str, ...] = _ALL) 
     return pd.DataFrame(metrics[name])[list(policies)]
 
 
-def _categories(metrics: pd.DataFrame) -> pd.DataFrame:
+def application_categories(metrics: pd.DataFrame) -> pd.DataFrame:
     """Categories by static policies alone. Insensitive: all within 5 %, and not memory-bound. Reuse-sensitive: one
     that caches is faster by more. Throughput-sensitive: memory-bound, and caching gains nothing or costs time.
     """
@@ -123,18 +123,18 @@ def _categories(metrics: pd.DataFrame) -> pd.DataFrame:
 
 def _winners(metrics: pd.DataFrame) -> dict[str, ClaimResult]:
     """Findings on the best static policies, the categories and the number of applications."""
-    categories = _categories(metrics)
+    rows = application_categories(metrics)
     static = _metric(metrics, "time_s", _STATIC)
     worst = static.div(static.min(axis=1), axis=0)
     slowdowns = "; ".join(
         f"{name} is up to {worst[name].max():.2f}x as long ({worst[name].idxmax()})" for name in _STATIC
     )
-    counts = categories["best_static"].value_counts()
+    counts = rows["best_static"].value_counts()
     wins = ", ".join(f"{name} {count}" for name, count in counts.items())
     members = "; ".join(
-        f"{name}: {', '.join(group['scenario'])}" for name, group in categories.groupby("category", sort=False)
+        f"{name}: {', '.join(group['scenario'])}" for name, group in rows.groupby("category", sort=False)
     )
-    all_present = set(categories["category"]) == {_INSENSITIVE, _REUSE, _THROUGHPUT}
+    all_present = set(rows["category"]) == {_INSENSITIVE, _REUSE, _THROUGHPUT}
     laggards = {name: worst.index[worst[name] > _NOTICED].tolist() for name in ("cache_r", "cache_rw")}
     shortfalls = "; ".join(
         f"{name} is more than 5 % behind in {', '.join(behind) or 'none'}" for name, behind in laggards.items()
@@ -165,7 +165,7 @@ def _combined_gap(metrics: pd.DataFrame) -> dict[str, ClaimResult]:
 
 def _mechanisms(metrics: pd.DataFrame) -> dict[str, ClaimResult]:
     """Effects of caching, allocation bypass, rinsing and the predictor on traffic, stalls, row hits and allocations."""
-    reuse = _categories(metrics).set_index("scenario")["category"] == _REUSE
+    reuse = application_categories(metrics).set_index("scenario")["category"] == _REUSE
     moved, stalls, hits, useless = (
         _metric(metrics, name) for name in ("dram_bytes", "stalls", "row_hit_rate", "useless")
     )

@@ -12,6 +12,10 @@ _OPTIONS = {
     "shared": "bytes of dynamic shared memory (0)",
     "most": "warp instructions, at most (1000000000)",
 }
+BACKENDS = {
+    "ptx_memory": "dse_ptx.cache_backend:PtxMemoryBackend",
+    "ptx_sms": "dse_ptx.sms_backend:SmsBackend",
+}
 COMMANDS = {
     "ptx run": Command(
         "dse_ptx.commands:run",

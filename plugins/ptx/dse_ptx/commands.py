@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem, pairs
 from dse.results.run_folder import CommandAnswer
-from dse_ptx.execution import MOST_INSTRUCTIONS, Argument, Device, LaunchOptions, Module, Pointer, Run, Watch
+from dse_ptx.execution import MOST_INSTRUCTIONS, Argument, LaunchOptions, LaunchRun, Module, Pointer, PtxDevice, Watch
 
 _SHOWN = 12  # rows of the instruction mix
 _OPTIONAL = ("kernel", "data", "shared", "most", "out")
@@ -85,7 +85,7 @@ class TypedLaunch:
     def of(cls, words: Sequence[str], more: Sequence[str]) -> TypedLaunch:
         """Read the words. Raises ConfigError."""
         typed = pairs(words, {"file": "", "grid": "", "block": "", "arguments": ""}, optional=[*_OPTIONAL, *more])
-        path, device = Path(typed["file"]), Device()
+        path, device = Path(typed["file"]), PtxDevice()
         try:
             module = Module(path, device)
         except (OSError, UnicodeDecodeError) as error:
@@ -103,7 +103,7 @@ class TypedLaunch:
         """File to write to, or ""."""
         return self.typed.get("out", "")
 
-    def start(self, watch: Watch | None, sample: tuple[int, ...] = ()) -> Run:
+    def start(self, watch: Watch | None, sample: tuple[int, ...] = ()) -> LaunchRun:
         """Run the kernel. Raises ConfigError and LaunchError."""
         typed = self.typed
         most = number(typed.get("most", str(MOST_INSTRUCTIONS)), "most")

@@ -14,9 +14,19 @@ from numpy.typing import NDArray
 from dse.errors import ConfigError, Problem
 from dse_ptx import interpreter as vm
 from dse_ptx.control_flow import Flow, live_registers, reconvergence
-from dse_ptx.instructions import MAKERS, NOTHING
+from dse_ptx.instructions import MAKERS, NOTHING, REFUSED
 from dse_ptx.parser import refusal
-from dse_ptx.program import TYPE_BYTES, Address, Function, Group, Immediate, Instruction, Operand, Register, Symbol
+from dse_ptx.program import (
+    TYPE_BYTES,
+    Address,
+    Function,
+    Immediate,
+    Instruction,
+    Operand,
+    OperandGroup,
+    Register,
+    Symbol,
+)
 from dse_ptx.rows import Row, UnreadError, immediate_bits
 from dse_ptx.warp_trace import Code, Unit
 
@@ -81,7 +91,7 @@ class _Decoder:
             return Row({vm.KIND: vm.NOTHING})
         make = MAKERS.get(instruction.name)
         if make is None:
-            raise UnreadError("the instruction is not known")
+            raise UnreadError(REFUSED.get(instruction.name, "the instruction is not known"))
         try:
             row = make(self.function, instruction)
         except (IndexError, KeyError, AttributeError) as error:
@@ -96,7 +106,7 @@ class _Decoder:
 
     def number(self, operand: Operand, kind: str) -> int:
         """Number of an operand: of a register (counted from 0), or -1 - number of a constant."""
-        if isinstance(operand, Group) and operand.is_pair:
+        if isinstance(operand, OperandGroup) and operand.is_pair:
             operand = operand.members[0]
         if isinstance(operand, Register):
             return self.registers[operand.name]

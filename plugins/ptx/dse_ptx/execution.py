@@ -16,8 +16,9 @@ from dse_ptx import interpreter as vm
 from dse_ptx.decoder import Decoded, decode
 from dse_ptx.inlining import inline
 from dse_ptx.parser import parse
-from dse_ptx.program import Function, Parameter, Program, Variable
+from dse_ptx.program import Function, Parameter, PtxProgram, Variable
 from dse_ptx.warp_trace import WarpTrace
+from dse_ptx.wmma import expand
 
 MOST_INSTRUCTIONS = 10**9
 """Warp instructions after which a launch is taken for one that never ends."""
@@ -51,7 +52,7 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class Run:
+class LaunchRun:
     """The work of a launch. issued: warp instructions by instruction, lanes: thread instructions.
 
     registers: name -> bits, of the thread that was watched. trace: of the sampled blocks.
@@ -79,7 +80,7 @@ class Run:
         }
 
 
-class Device:
+class PtxDevice:
     """Global memory that allocations fill from below, and launches of kernels on it."""
 
     def __init__(self, size: int = 1 << 20) -> None:
@@ -144,7 +145,7 @@ class Device:
 class Module:
     """A program on a device: its variables lie in the device's memory, its kernels are decoded on first use."""
 
-    def __init__(self, program: Program | str | Path, device: Device, path: str = "ptx") -> None:
+    def __init__(self, program: PtxProgram | str | Path, device: PtxDevice, path: str = "ptx") -> None:
         if isinstance(program, Path):
             path, program = program.name, program.read_text("utf-8")
         self.program = parse(program, path) if isinstance(program, str) else program
@@ -177,7 +178,7 @@ class Module:
         """A kernel without calls. Raises ConfigError where it is absent."""
         if name not in self.program.kernels:
             raise ConfigError([Problem("kernel", "is not in the text", name, f"one of {self.program.kernels}")])
-        return inline(self.program, name, self.path)
+        return expand(inline(self.program, name, self.path), self.path)
 
     def addresses(self, name: str) -> dict[str, int]:
         """Addresses of the module's variables in a kernel; dynamic shared memory follows all that is static."""
@@ -193,7 +194,7 @@ class Module:
         block: Sequence[int],
         arguments: Sequence[Argument],
         options: LaunchOptions | None = None,
-    ) -> Run:
+    ) -> LaunchRun:
         """Run a kernel to its end. Arguments: numbers and pointers, in the order of its parameters.
 
         Raises ConfigError for arguments that do not fit, LaunchError for what goes wrong while it runs.
@@ -225,7 +226,7 @@ class _Arrays(NamedTuple):
     """Arguments of the interpreter."""
 
     state: NDArray[np.void]
-    program: vm.Program
+    program: vm.EncodedProgram
     memory: vm.Memory
     queue: vm.Queue
     trace: vm.Trace
@@ -289,7 +290,7 @@ class _Execution:
         warps = np.zeros((self.warps, vm.WARP_FIELDS), np.int64)
         return _Arrays(
             state,
-            vm.Program(kernel.rows, kernel.operands, file),
+            vm.EncodedProgram(kernel.rows, kernel.operands, file),
             vm.Memory(arena, *_wider(arena), self.module.device.allocations),
             vm.Queue(np.zeros((self.warps, depth, 3), np.int64), warps, np.zeros(16, np.int64), *counts),
             _room(self.sample, rows),
@@ -317,7 +318,7 @@ class _Execution:
         """A number of the state."""
         return int(self.launch.state[name][0])
 
-    def finish(self) -> Run:
+    def finish(self) -> LaunchRun:
         """Run to the end, or to what is watched. Raises LaunchError."""
         a, b = np.zeros(16 * 32 + 4 * vm.LANES), np.zeros(8 * 32)
         while (status := int(vm.run(*self.launch, vm.LANES, a, b))) == vm.FULL:
@@ -328,7 +329,7 @@ class _Execution:
             raise LaunchError(f"line {self.options.watch.line}: the thread does not come there so often")
         registers = self._registers() if status == vm.WATCHED else {}
         trace = self._trace() if len(self.sample) else None
-        return Run(self.kernel, self.launch.queue.issued, self.launch.queue.lanes, trace, registers)
+        return LaunchRun(self.kernel, self.launch.queue.issued, self.launch.queue.lanes, trace, registers)
 
     def _extend(self) -> None:
         """Double the room of the recording."""

@@ -13,11 +13,11 @@ from dse_ptx.program import (
     TYPE_BYTES,
     Address,
     Function,
-    Group,
     Guard,
     Instruction,
     Operand,
-    Program,
+    OperandGroup,
+    PtxProgram,
     Register,
     Symbol,
     Variable,
@@ -26,7 +26,7 @@ from dse_ptx.program import (
 _MOST_INSTRUCTIONS = 1 << 17
 
 
-def inline(program: Program, name: str, path: str) -> Function:
+def inline(program: PtxProgram, name: str, path: str) -> Function:
     """Return a kernel without calls. Raises ConfigError for recursion and calls of what the text does not hold."""
     kernel = program.functions[name]
     _check_recursion(program, name, (), path)
@@ -35,7 +35,7 @@ def inline(program: Program, name: str, path: str) -> Function:
     return _with_registers(kernel, path)
 
 
-def _check_recursion(program: Program, name: str, callers: tuple[str, ...], path: str) -> None:
+def _check_recursion(program: PtxProgram, name: str, callers: tuple[str, ...], path: str) -> None:
     """Raise ConfigError where a function calls one of those that called it."""
     for entry in program.functions[name].instructions:
         if entry.name == "call":
@@ -50,13 +50,13 @@ def _callee(call: Instruction) -> str:
     return next((entry.name for entry in call.operands if isinstance(entry, Symbol)), "")
 
 
-def _without_first_call(caller: Function, program: Program, path: str) -> Function:
+def _without_first_call(caller: Function, program: PtxProgram, path: str) -> Function:
     place, call = next((i, entry) for i, entry in enumerate(caller.instructions) if entry.name == "call")
-    groups = [entry for entry in call.operands if isinstance(entry, Group)]
+    groups = [entry for entry in call.operands if isinstance(entry, OperandGroup)]
     callee = _callee(call)
     if callee not in program.functions:
         raise refusal(path, call.line, f"call {callee}", "calls a function that the text does not hold")
-    function, has_result = program.functions[callee], isinstance(call.operands[0], Group)
+    function, has_result = program.functions[callee], isinstance(call.operands[0], OperandGroup)
     if len(caller.instructions) > _MOST_INSTRUCTIONS:
         raise refusal(path, call.line, f"call {callee}", f"makes a kernel of over {_MOST_INSTRUCTIONS} instructions")
     results = groups[0].members if has_result else ()
@@ -104,8 +104,8 @@ def _rename(operand: Operand, names: Mapping[str, str]) -> Operand:
         return type(operand)(names.get(operand.name, operand.name))
     if isinstance(operand, Address) and operand.base is not None:
         return Address(type(operand.base)(names.get(operand.base.name, operand.base.name)), operand.offset)
-    if isinstance(operand, Group):
-        return Group(tuple(_rename(entry, names) for entry in operand.members), operand.is_pair)
+    if isinstance(operand, OperandGroup):
+        return OperandGroup(tuple(_rename(entry, names) for entry in operand.members), operand.is_pair)
     return operand
 
 
@@ -139,7 +139,7 @@ def _moves(
     is_load = access.name == "ld"
     value = access.operands[0 if is_load else 1]
     moves = []
-    for number, piece in enumerate(value.members if isinstance(value, Group) else (value,)):
+    for number, piece in enumerate(value.members if isinstance(value, OperandGroup) else (value,)):
         name, kind = f"{variable.name}+{offset + number * size}", f"b{8 * size}"
         if registers.setdefault(name, kind) != kind or (is_load and access.types[-1] in ("s8", "s16")):
             raise refusal(path, access.line, access.opcode, "passes a parameter in pieces of another size")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from dse_ptx import interpreter as vm
-from dse_ptx.program import TYPE_BYTES, Address, Function, Group, Immediate, Instruction, Symbol
+from dse_ptx.program import TYPE_BYTES, Address, Function, Immediate, Instruction, OperandGroup, Symbol
 from dse_ptx.rows import (
     Row,
     UnreadError,
@@ -42,17 +42,15 @@ _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", 
 _UNSIGNED = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
 _ROUNDING = {"rn": vm.RN, "rz": vm.RZ, "rna": vm.RNA, "rni": vm.RN, "rzi": vm.RZ, "rmi": vm.RM, "rpi": vm.RP}
 _ATOMS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
-NOTHING = (
-    "membar",
-    "fence",
-    "nanosleep",
-    "prefetch",
-    "prefetchu",
-    "griddepcontrol",
-    "discard",
-    "setmaxnreg",
-    "pmevent",
-)
+_HINTS = ("prefetch", "prefetchu", "griddepcontrol", "discard", "setmaxnreg", "pmevent")
+NOTHING = ("membar", "fence", "nanosleep", *_HINTS)
+_TEXTURES = "textures and surfaces are not executed; read their arrays by ld.global"
+REFUSED = {
+    "wgmma": "it multiplies tiles in shared memory while its warps go on; compile for sm_80, which has mma.sync",
+    "tcgen05": "it works on tensor memory, which is not there; compile for sm_80, which has mma.sync",
+    **dict.fromkeys(("tex", "tld4", "txq", "suld", "sust", "sured", "suq"), _TEXTURES),
+}
+"""Instructions that are known and not executed, and why."""
 _NUMBER_OF = {"x1": 1, "x2": 2, "x4": 4, "v2": 2, "v4": 4, "v8": 8}
 
 
@@ -141,11 +139,11 @@ def _shift(op: int) -> Maker:
 
 def _move(function: Function, instruction: Instruction) -> Row:
     kind, (result, source) = instruction.types[-1], instruction.operands
-    if isinstance(result, Group):
+    if isinstance(result, OperandGroup):
         if len(result.members) != 2:
             raise UnreadError("unpacks other than two halves")
         return Row({vm.KIND: vm.UNPACK, vm.BITS: bits_of(kind) // 2}, list(result.members), [source], immediate=kind)
-    if isinstance(source, Group):
+    if isinstance(source, OperandGroup):
         if len(source.members) != 2:
             raise UnreadError("packs other than two halves")
         fields = {vm.KIND: vm.INTEGER, vm.OP: vm.PACK, vm.BITS: bits_of(kind), vm.BYTES: bits_of(kind)}
@@ -190,7 +188,7 @@ def _compare(function: Function, instruction: Instruction) -> Row:
     word = _UNSIGNED.get(names[0], names[0])
     combine = {"and": vm.AND_Z, "or": vm.OR_Z, "xor": vm.XOR_Z}
     flags = sum(combine[entry] for entry in names[1:] if entry in combine)
-    if third and isinstance(third[0], Group):
+    if third and isinstance(third[0], OperandGroup):
         flags |= vm.NOT_Z
     if bool(third) != any(entry in combine for entry in names):
         raise UnreadError("its third operand")
@@ -286,7 +284,7 @@ def _atomic(function: Function, instruction: Instruction) -> Row:
     kind, word = instruction.types[-1], next(entry for entry in instruction.modifiers if entry in _ATOMS)
     has_result = instruction.name == "atom"
     result, (address, *values) = instruction.operands[:has_result], instruction.operands[has_result:]
-    if not isinstance(address, Address) or any(isinstance(entry, Group) for entry in values):
+    if not isinstance(address, Address) or any(isinstance(entry, OperandGroup) for entry in values):
         raise UnreadError("its operands")
     if is_float(kind) and (word != "add" or kind not in ("f16", "f32", "f64")):
         raise UnreadError(f"type .{kind} of .{word}")
@@ -329,7 +327,7 @@ _DEPTH = {"f16": 2, "bf16": 2, "tf32": 1, "s8": 4}
 def _mma(function: Function, instruction: Instruction) -> Row:
     """`mma.sync` m16n8 of halves, TF32 and signed bytes."""
     check_modifiers(instruction, "sync", "aligned", "row", "col", *(f"m16n8k{k}" for k in (4, 8, 16, 32)))
-    groups = [entry.members if isinstance(entry, Group) else (entry,) for entry in instruction.operands]
+    groups = [entry.members if isinstance(entry, OperandGroup) else (entry,) for entry in instruction.operands]
     result, kind = instruction.types[0], instruction.types[1]
     depth = next(int(entry.partition("k")[2]) for entry in instruction.modifiers if entry.startswith("m16n8k"))
     entry, rows = _DEPTH[kind], len(groups[1])
@@ -359,7 +357,7 @@ def _vote(function: Function, instruction: Instruction) -> Row:
     fields = {vm.KIND: vm.VOTE}
     if instruction.name == "vote":
         fields[vm.OP] = next(words[entry] for entry in instruction.modifiers if entry in words)
-        fields[vm.FLAGS] = vm.NOT_Z if isinstance(sources[0], Group) else 0
+        fields[vm.FLAGS] = vm.NOT_Z if isinstance(sources[0], OperandGroup) else 0
     elif instruction.name == "activemask":
         fields[vm.OP] = vm.V_ACTIVE
     elif instruction.name == "match" and "any" in instruction.modifiers:

@@ -96,7 +96,7 @@ def _state() -> np.dtype[np.void]:
 STATE = _state()
 
 
-class Program(NamedTuple):
+class EncodedProgram(NamedTuple):
     """code (instructions, FIELDS), operands; file: constants, then registers of each warp, 32 lanes each."""
 
     code: Ints
@@ -378,7 +378,7 @@ def _extract(a: Any, sa: int, first: int, count: int, bits: int, is_signed: bool
 
 
 @inline_never
-def _three(s: Any, p: Program, op: int, bits: int, mode: int, base: int, lanes: int) -> None:
+def _three(s: Any, p: EncodedProgram, op: int, bits: int, mode: int, base: int, lanes: int) -> None:
     """Operations on bits of three operands; base: of a fourth one in the file."""
     x, y, z, out = s.x, s.y, s.z, s.out
     for i in range(lanes):
@@ -423,7 +423,7 @@ def _byte(value: Any, is_signed: int) -> Any:
 
 
 @inline_never
-def _integer(s: Any, p: Program, row: int, base: int, lanes: int) -> None:
+def _integer(s: Any, p: EncodedProgram, row: int, base: int, lanes: int) -> None:
     """One integer instruction for all lanes; base: of its fourth operand."""
     code, out = p.code, s.out
     op, bits, is_signed = code[row, OP], code[row, BITS], code[row, X] > 0
@@ -633,7 +633,7 @@ def _function(op: int, a: float) -> float:
 
 
 @inline_never
-def _float(s: Any, p: Program, row: int, lanes: int) -> None:
+def _float(s: Any, p: EncodedProgram, row: int, lanes: int) -> None:
     """One floating-point instruction for all lanes."""
     code, out = p.code, s.out
     op, kind, flags = code[row, OP], code[row, FORMAT], code[row, FLAGS]
@@ -666,7 +666,7 @@ def _float(s: Any, p: Program, row: int, lanes: int) -> None:
 
 
 @inline_never
-def _float_compare(s: Any, p: Program, row: int, lanes: int) -> None:
+def _float_compare(s: Any, p: EncodedProgram, row: int, lanes: int) -> None:
     """`setp` and `testp` of floating-point numbers."""
     code, mode, kind, flags = p.code, p.code[row, MODE], p.code[row, FORMAT], p.code[row, FLAGS]
     if kind == F64:
@@ -714,7 +714,7 @@ def _to_integer(value: float, bits: int, is_signed: bool) -> Any:
 
 
 @inline_never
-def _convert(s: Any, p: Program, row: int, lanes: int) -> None:
+def _convert(s: Any, p: EncodedProgram, row: int, lanes: int) -> None:
     """`cvt`: MODE rounds; BITS and X are those of the result and the source where they are integers."""
     code, x, out = p.code, s.x, s.out
     source, target, mode, flags = code[row, SOURCE], code[row, FORMAT], code[row, MODE], code[row, FLAGS]
@@ -760,7 +760,7 @@ def _convert(s: Any, p: Program, row: int, lanes: int) -> None:
 
 
 @inline_never
-def _convert_pair(s: Any, p: Program, row: int, lanes: int) -> None:
+def _convert_pair(s: Any, p: EncodedProgram, row: int, lanes: int) -> None:
     """`cvt` of two numbers to a packed pair, the first in the upper half."""
     _convert(s, p, row, lanes)
     for i in range(lanes):
@@ -841,7 +841,7 @@ def _fault(s: Any, place: int, address: int, thread: int) -> bool:
 
 
 @inline_never
-def _base(s: Any, p: Program, place: int, shift: int) -> int:
+def _base(s: Any, p: EncodedProgram, place: int, shift: int) -> int:
     """Find where an operand's lanes begin in the file; shift: registers of the warps before."""
     index = p.operands[place]
     return LANES * (index + shift if index >= s.num_constants else index)
@@ -860,7 +860,7 @@ def _trace_address(s: Any, space: int, address: int, thread: int) -> int:
 
 
 @inline_never
-def _memory(s: Any, p: Program, m: Memory, row: int, active: int, warp: int, shift: int) -> bool:
+def _memory(s: Any, p: EncodedProgram, m: Memory, row: int, active: int, warp: int, shift: int) -> bool:
     """Loads and stores of up to eight elements, lane by lane. False where an access fails."""
     code, kind, size, count = p.code, p.code[row, KIND], p.code[row, BYTES], p.code[row, COUNT]
     first, space, sign = code[row, FIRST], code[row, SPACE], code[row, X]
@@ -889,7 +889,7 @@ def _memory(s: Any, p: Program, m: Memory, row: int, active: int, warp: int, shi
 
 
 @inline_never
-def _copy(s: Any, p: Program, m: Memory, row: int, active: int, warp: int, shift: int) -> bool:
+def _copy(s: Any, p: EncodedProgram, m: Memory, row: int, active: int, warp: int, shift: int) -> bool:
     """`cp.async`: copy bytes from global to shared memory; what lies beyond the source's size becomes 0."""
     code, size, first = p.code, p.code[row, BYTES], p.code[row, FIRST]
     to, source = _base(s, p, first, shift), _base(s, p, first + 1, shift)
@@ -951,7 +951,7 @@ def _update(op: int, kind: int, old: Any, b: Any, c: Any, bits: int) -> Any:
 
 
 @inline_never
-def _atomic(s: Any, p: Program, m: Memory, row: int, active: int, warp: int, shift: int) -> bool:
+def _atomic(s: Any, p: EncodedProgram, m: Memory, row: int, active: int, warp: int, shift: int) -> bool:
     """`atom` and `red`, lane after lane."""
     code, size, first, writes = p.code, p.code[row, BYTES], p.code[row, FIRST], p.code[row, WRITES]
     source, operand = _base(s, p, first + writes, shift), _base(s, p, first + writes + 1, shift)
@@ -974,7 +974,7 @@ def _atomic(s: Any, p: Program, m: Memory, row: int, active: int, warp: int, shi
 
 
 @inline_never
-def _matrix(s: Any, p: Program, m: Memory, row: int, active: int, warp: int, shift: int) -> bool:
+def _matrix(s: Any, p: EncodedProgram, m: Memory, row: int, active: int, warp: int, shift: int) -> bool:
     """`ldmatrix`: 8x8 matrices of 16-bit elements; lane 8 j + i gives the address of row i of matrix j."""
     code, first, count = p.code, p.code[row, FIRST], p.code[row, COUNT]
     source = _base(s, p, first + count, shift)
@@ -1018,7 +1018,7 @@ def _element(word: Any, kind: int, place: int) -> float:
 
 
 @inline_never
-def _mma(s: Any, p: Program, row: int, shift: int, a: Any, b: Any) -> None:
+def _mma(s: Any, p: EncodedProgram, row: int, shift: int, a: Any, b: Any) -> None:
     """`mma.sync` m16n8: D = A B + C, fragments as in PTX ISA, section 9.7.14.5; COUNT: registers of A.
 
     An accumulator of FORMAT is rounded once, after a sum in double precision.
@@ -1078,7 +1078,7 @@ def _shuffle(s: Any, mode: int, active: int) -> None:
 
 
 @inline_never
-def _vote(s: Any, p: Program, row: int, active: int) -> None:
+def _vote(s: Any, p: EncodedProgram, row: int, active: int) -> None:
     """`vote`, `match.any`, `redux`, `activemask` and `elect` over the active lanes."""
     op, mode = p.code[row, OP], p.code[row, MODE]
     ballot, total, is_first = 0, np.uint64(0), True
@@ -1151,7 +1151,7 @@ def _special(s: Any, mode: int, warp: int, lanes: int) -> None:
 
 
 @inline_never
-def _begin(s: Any, p: Program, m: Memory, q: Queue, t: Trace) -> None:
+def _begin(s: Any, p: EncodedProgram, m: Memory, q: Queue, t: Trace) -> None:
     """Reset the warps of a block, their registers and their memory."""
     count = s.num_warps
     p.file[LANES * s.num_constants :] = 0
@@ -1190,7 +1190,7 @@ def _release(s: Any, q: Queue) -> bool:
 
 
 @inline_never
-def _diverge(s: Any, p: Program, q: Queue, warp: int, row: int, taken: int, active: int) -> bool:
+def _diverge(s: Any, p: EncodedProgram, q: Queue, warp: int, row: int, taken: int, active: int) -> bool:
     """Split the lanes of a warp at a branch. False where the stack overflows."""
     top, stack, meets = q.warps[warp, TOP], q.stack, p.code[row, MEETS]
     target, remaining = p.code[row, TARGET], active & ~taken
@@ -1213,7 +1213,7 @@ def _diverge(s: Any, p: Program, q: Queue, warp: int, row: int, taken: int, acti
 
 
 @inline_never
-def _write(s: Any, p: Program, row: int, active: int, shift: int) -> None:
+def _write(s: Any, p: EncodedProgram, row: int, active: int, shift: int) -> None:
     """Store the result of the active lanes."""
     to = _base(s, p, p.code[row, FIRST], shift)
     if active == ALL:
@@ -1231,7 +1231,7 @@ def _write(s: Any, p: Program, row: int, active: int, shift: int) -> None:
 
 
 @inline_never
-def _record(s: Any, p: Program, t: Trace, row: int, active: int, warp: int, has_access: bool) -> None:
+def _record(s: Any, p: EncodedProgram, t: Trace, row: int, active: int, warp: int, has_access: bool) -> None:
     """Append a row to the recording; the caller has seen to room."""
     place, access = s.rows, s.accesses
     t.pcs[place], t.active[place], t.access[place] = row, active, -1
@@ -1246,7 +1246,9 @@ def _record(s: Any, p: Program, t: Trace, row: int, active: int, warp: int, has_
 
 
 @inline_never
-def _compute_row(s: Any, p: Program, row: int, kind: int, active: int, warp: int, shift: int, lanes: int) -> None:
+def _compute_row(
+    s: Any, p: EncodedProgram, row: int, kind: int, active: int, warp: int, shift: int, lanes: int
+) -> None:
     """Instructions that read registers and write one or two."""
     code, first = p.code, p.code[row, FIRST] + p.code[row, WRITES]
     reads = code[row, READS]
@@ -1279,7 +1281,7 @@ def _compute_row(s: Any, p: Program, row: int, kind: int, active: int, warp: int
 
 
 @inline_never
-def _guard_mask(s: Any, p: Program, row: int, active: int, shift: int) -> Any:
+def _guard_mask(s: Any, p: EncodedProgram, row: int, active: int, shift: int) -> Any:
     """Lanes for which the predicate of an instruction holds."""
     base, negated, mask = _base(s, p, p.code[row, GUARD], shift), p.code[row, NEGATED], np.int64(0)
     for lane in range(LANES):
@@ -1301,7 +1303,7 @@ def _leave(q: Queue, warp: int, row: int, active: int) -> None:
 
 
 @inline_never
-def _arrive(s: Any, p: Program, q: Queue, warp: int, row: int, active: int, shift: int) -> int:
+def _arrive(s: Any, p: EncodedProgram, q: Queue, warp: int, row: int, active: int, shift: int) -> int:
     """A warp comes to a barrier. Returns the status."""
     code, first, top = p.code, p.code[row, FIRST], q.warps[warp, TOP]
     present = (1 << min(s.num_threads - warp * LANES, LANES)) - 1
@@ -1318,7 +1320,7 @@ def _arrive(s: Any, p: Program, q: Queue, warp: int, row: int, active: int, shif
 
 
 @inline_never
-def _run_warp(s: Any, p: Program, m: Memory, q: Queue, t: Trace, warp: int, lanes: int, a: Any, b: Any) -> int:
+def _run_warp(s: Any, p: EncodedProgram, m: Memory, q: Queue, t: Trace, warp: int, lanes: int, a: Any, b: Any) -> int:
     """Run a warp until it waits, ends, or has had its turn. Returns the status."""
     code, stack, warps = p.code, q.stack, q.warps
     shift, turns = warp * s.num_registers, _QUANTUM
@@ -1394,7 +1396,7 @@ def _run_warp(s: Any, p: Program, m: Memory, q: Queue, t: Trace, warp: int, lane
 
 
 @flat
-def run(state: Any, p: Program, m: Memory, q: Queue, t: Trace, lanes: int, a: Any, b: Any) -> int:
+def run(state: Any, p: EncodedProgram, m: Memory, q: Queue, t: Trace, lanes: int, a: Any, b: Any) -> int:
     """Run blocks from `state` on, an array of one STATE. Returns DONE, or why it stopped; after FULL it may go on.
 
     lanes: 32, not known when this is compiled, so that loops over lanes become vector instructions.

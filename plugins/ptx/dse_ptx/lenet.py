@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse_ptx.build import KERNELS
-from dse_ptx.execution import Argument, Device, LaunchOptions, Module, Pointer, Run
+from dse_ptx.execution import Argument, LaunchOptions, LaunchRun, Module, Pointer, PtxDevice
 
 Array = NDArray[np.float32]
 
@@ -34,7 +34,7 @@ _NULL, _THREADS, _TILE, _WARP = 0, 128, 16, 32
 
 
 @dataclass(frozen=True)
-class Convolution:
+class SquareConvolution:
     """Sizes of a convolution: images, channels, rows of an image, filters, rows of a filter."""
 
     n: int
@@ -61,9 +61,9 @@ class Layers:
     sample: blocks of each launch that are recorded, given their number.
     """
 
-    device: Device = field(default_factory=lambda: Device(1 << 24))
+    device: PtxDevice = field(default_factory=lambda: PtxDevice(1 << 24))
     sample: Callable[[int], Sequence[int]] = lambda blocks: ()
-    runs: list[tuple[str, Run]] = field(default_factory=list)
+    runs: list[tuple[str, LaunchRun]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.module = Module(KERNELS / "lenet.ptx", self.device)
@@ -90,20 +90,20 @@ class Layers:
         self.launch("gemm", grid, (_TILE, _TILE), a, b, bias, out, *mnk, *strides, 0, 0)
         return out
 
-    def direct(self, x: Pointer, w: Pointer, b: Pointer | int, size: Convolution) -> Pointer:
+    def direct(self, x: Pointer, w: Pointer, b: Pointer | int, size: SquareConvolution) -> Pointer:
         """A convolution, a thread for each result."""
         y = self.zeros(size.n, size.k, size.p, size.p)
         self.each("conv_direct", size.n * size.k * size.p**2, x, w, b, y, *size.sizes)
         return y
 
-    def implicit_gemm(self, x: Pointer, w: Pointer, b: Pointer | int, size: Convolution) -> Pointer:
+    def implicit_gemm(self, x: Pointer, w: Pointer, b: Pointer | int, size: SquareConvolution) -> Pointer:
         """A convolution as a product of matrices, one of which is found in the images."""
         y = self.zeros(size.n, size.k, size.p, size.p)
         grid = (-(-size.n * size.p**2 // _TILE), -(-size.k // _TILE))
         self.launch("conv_implicit_gemm", grid, (_TILE, _TILE), x, w, b, y, *size.sizes)
         return y
 
-    def fft(self, x: Pointer, w: Pointer, b: Pointer | int, size: Convolution) -> Pointer:
+    def fft(self, x: Pointer, w: Pointer, b: Pointer | int, size: SquareConvolution) -> Pointer:
         """A convolution as a product of Fourier transforms of images and filters."""
         bits = (size.h - 1).bit_length()
         count, width = 1 << 2 * bits, 1 << bits
@@ -120,7 +120,7 @@ class Layers:
         self.launch("fft_inverse", (size.n * size.k,), (_THREADS,), product, y, roots, b, size.k, size.p, bits)
         return y
 
-    def winograd(self, x: Pointer, w: Pointer, b: Pointer | int, size: Convolution) -> Pointer:
+    def winograd(self, x: Pointer, w: Pointer, b: Pointer | int, size: SquareConvolution) -> Pointer:
         """A convolution of 5 x 5 by Winograd's minimal filtering, 36 products for 4 results."""
         tiles = size.n * (size.p // 2) ** 2
         u, v = self.zeros(36, size.k, size.c), self.zeros(36, size.c, tiles)
@@ -144,7 +144,7 @@ class Layers:
         return self.gemm(x, w, b, mnk, (mnk[2], 1, 1, mnk[2]))
 
 
-ALGORITHMS: Mapping[str, Callable[[Layers, Pointer, Pointer, Pointer | int, Convolution], Pointer]] = {
+ALGORITHMS: Mapping[str, Callable[[Layers, Pointer, Pointer, Pointer | int, SquareConvolution], Pointer]] = {
     "direct": Layers.direct,
     "implicit_gemm": Layers.implicit_gemm,
     "fft": Layers.fft,
@@ -166,7 +166,7 @@ class LeNet:
         layers, w, n = self.layers, self.weights, len(images)
         layers.device.release(self._kept)
         at = {"x": layers.device.allocate(images.astype(np.float32))}
-        first, second = Convolution(n, 1, 28, 20), Convolution(n, 20, 12, 50)
+        first, second = SquareConvolution(n, 1, 28, 20), SquareConvolution(n, 20, 12, 50)
         at["conv1"] = self.algorithm(layers, at["x"], w["conv1.weight"], w["conv1.bias"], first)
         at["pool1"] = layers.pool(at["conv1"], n * 20, 12)
         at["conv2"] = self.algorithm(layers, at["pool1"], w["conv2.weight"], w["conv2.bias"], second)
@@ -215,12 +215,12 @@ class LeNet:
         d_pool2 = self._linear_backward("fc1", at["pool2"], d_fc1, n, gradients)
         d_conv2, d_conv1 = layers.zeros(n, 50, 8, 8), layers.zeros(n, 20, 24, 24)
         layers.each("max_pool_backward", n * 50 * 16, at["conv2"], d_pool2, d_conv2, n * 50, 4)
-        second, d_pool1 = Convolution(n, 20, 12, 50), layers.zeros(n, 20, 12, 12)
+        second, d_pool1 = SquareConvolution(n, 20, 12, 50), layers.zeros(n, 20, 12, 12)
         self._filter_backward("conv2", at["pool1"], d_conv2, second, gradients)
         weight = self.weights["conv2.weight"]
         layers.each("conv_backward_data", n * 20 * 144, d_conv2, weight, d_pool1, *second.sizes)
         layers.each("max_pool_backward", n * 20 * 144, at["conv1"], d_pool1, d_conv1, n * 20, 12)
-        self._filter_backward("conv1", at["x"], d_conv1, Convolution(n, 1, 28, 20), gradients)
+        self._filter_backward("conv1", at["x"], d_conv1, SquareConvolution(n, 1, 28, 20), gradients)
         return gradients
 
     def _linear_backward(self, name: str, x: Pointer, dy: Pointer, n: int, gradients: dict[str, Pointer]) -> Pointer:
@@ -233,7 +233,7 @@ class LeNet:
         return self.layers.gemm(dy, weight, _NULL, (n, inputs, outputs), (outputs, 1, inputs, 1))
 
     def _filter_backward(
-        self, name: str, x: Pointer, dy: Pointer, size: Convolution, gradients: dict[str, Pointer]
+        self, name: str, x: Pointer, dy: Pointer, size: SquareConvolution, gradients: dict[str, Pointer]
     ) -> None:
         dw, db = (self.layers.zeros(*SHAPES[f"{name}.{part}"]) for part in ("weight", "bias"))
         count = _WARP * int(np.prod(SHAPES[f"{name}.weight"]))

@@ -1,4 +1,4 @@
-"""Text of PTX, as clang, Triton and nvcc write it, to a `Program`.
+"""Text of PTX, as clang, Triton and nvcc write it, to a `PtxProgram`.
 
 The grammar is that of NVIDIA's "PTX ISA" (chapters 4 and 5). What is not read is refused with its line.
 """
@@ -16,13 +16,13 @@ from dse_ptx.program import (
     TYPE_BYTES,
     Address,
     Function,
-    Group,
     Guard,
     Immediate,
     Instruction,
     Operand,
+    OperandGroup,
     Parameter,
-    Program,
+    PtxProgram,
     Register,
     Symbol,
     Variable,
@@ -61,7 +61,7 @@ class _Piece:
     kind: str = "statement"
 
 
-def parse(text: str, path: str = "ptx") -> Program:
+def parse(text: str, path: str = "ptx") -> PtxProgram:
     """Parse a text of PTX. Raises ConfigError with `path` and the line of what is not understood."""
     return _Parser(text, path).program()
 
@@ -73,7 +73,7 @@ class _Parser:
         self.path, self.words = path, dict[str, str]()
         self.pieces = list(_pieces(self._code(text)))
 
-    def program(self) -> Program:
+    def program(self) -> PtxProgram:
         """All functions and variables of the text."""
         functions, variables = dict[str, Function](), list[Variable]()
         place = 0
@@ -93,7 +93,7 @@ class _Parser:
             elif not re.match(r"(\.extern\s+|\.visible\s+|\.weak\s+)*\.func\b|\.pragma\b", piece.text):
                 self._refuse(piece.line, piece.text, "is no directive that is read")
             place += 1
-        return Program(self.words.get("version", ""), self.words.get("target", ""), functions, tuple(variables))
+        return PtxProgram(self.words.get("version", ""), self.words.get("target", ""), functions, tuple(variables))
 
     def _code(self, text: str) -> str:
         """The text without comments, sections for debuggers and directives that end with their line."""
@@ -285,8 +285,8 @@ class _Body:
         if isinstance(operand, Address) and operand.base is not None:
             base = self._rename(operand.base)
             return Address(base if isinstance(base, Register | Symbol) else None, operand.offset)
-        if isinstance(operand, Group):
-            return Group(tuple(self._rename(part) for part in operand.members), operand.is_pair)
+        if isinstance(operand, OperandGroup):
+            return OperandGroup(tuple(self._rename(part) for part in operand.members), operand.is_pair)
         return operand
 
 
@@ -324,7 +324,7 @@ def _operand(tokens: list[tuple[str, str]], place: int) -> tuple[Operand, int]:
             member, place = _operand(tokens, place)
             members.append(member)
             place += tokens[place][1] == ","
-        return Group(tuple(members)), place + 1
+        return OperandGroup(tuple(members)), place + 1
     if text == "[":
         return _address(tokens, place + 1)
     operand: Operand
@@ -333,12 +333,12 @@ def _operand(tokens: list[tuple[str, str]], place: int) -> tuple[Operand, int]:
     elif kind in ("number", "float"):
         operand = _constant(text)
     elif text == "!" and tokens[place + 1][0] == "name":
-        return Group((Symbol(tokens[place + 1][1]),), is_pair=True), place + 2
+        return OperandGroup((Symbol(tokens[place + 1][1]),), is_pair=True), place + 2
     else:
         raise ValueError(text)
     if place + 1 < len(tokens) and tokens[place + 1][1] == "|":
         second, place = _operand(tokens, place + 2)
-        return Group((operand, second), is_pair=True), place
+        return OperandGroup((operand, second), is_pair=True), place
     return operand, place + 1
 
 

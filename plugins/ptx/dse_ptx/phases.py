@@ -6,7 +6,7 @@ bandwidth of DRAM stay alike (`simulators.memory.phases`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.backend import Interval
-from dse_ptx.timing import SLOT_NAMES, KernelTime
+from dse_ptx.timing import SLOT_NAMES, LaunchTime
 from dse_ptx.warp_trace import Unit
 from simulators.memory.measures import partition_camping
 from simulators.memory.phases import cuts
@@ -42,7 +42,7 @@ class LaunchPhase:
     cause: str
 
 
-def dram_shares(done: KernelTime) -> Floats:
+def dram_shares(done: LaunchTime) -> Floats:
     """Share of each channel's bandwidth [bins, channels], in the bins of the SMs."""
     gpu = done.machine.memory.gpu
     most = done.bin_s * gpu.dram.bytes_per_s / (gpu.dram.channels * gpu.line_bytes)
@@ -53,23 +53,23 @@ def dram_shares(done: KernelTime) -> Floats:
     return np.asarray(np.minimum(np.diff(until, axis=0) / most, 1.0))
 
 
-def slice_shares(done: KernelTime) -> Floats:
+def slice_shares(done: LaunchTime) -> Floats:
     """Share of the time of each slice of L2 that requests take [bins, channels]."""
     busy_s = done.slices[:, :, 0] * float(done.machine.memory.gpu.l2.lookup_s)
     return np.asarray(np.minimum(busy_s / done.bin_s, 1.0))
 
 
-def ipc(done: KernelTime) -> Floats:
+def ipc(done: LaunchTime) -> Floats:
     """Warp instructions of each SM in a cycle [bins, SMs]."""
     return np.asarray(done.issued / _cycles(done)[:, None])
 
 
-def camping_factor(done: KernelTime) -> float:
+def camping_factor(done: LaunchTime) -> float:
     """Lines of the busiest channel of DRAM over the mean channel's, in the mean of stretches of time."""
     return partition_camping(done.dram)
 
 
-def phases_of(done: KernelTime) -> list[LaunchPhase]:
+def phases_of(done: LaunchTime) -> list[LaunchPhase]:
     """Phases of a launch, in the order of time."""
     dram, rate = dram_shares(done).mean(axis=1), ipc(done).mean(axis=1)
     peak = done.machine.sm.schedulers * done.machine.sm.issue_width
@@ -77,7 +77,7 @@ def phases_of(done: KernelTime) -> list[LaunchPhase]:
     return [_phase(done, (rate, dram), first, end) for first, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def _phase(done: KernelTime, series: tuple[Floats, Floats], first: int, end: int) -> LaunchPhase:
+def _phase(done: LaunchTime, series: tuple[Floats, Floats], first: int, end: int) -> LaunchPhase:
     cycles, (rate, dram) = _cycles(done)[first:end], series
     lost = done.slots[first:end].sum(axis=0)
     instructions, bandwidth = (float(np.average(values[first:end], weights=cycles)) for values in (rate, dram))
@@ -85,7 +85,7 @@ def _phase(done: KernelTime, series: tuple[Floats, Floats], first: int, end: int
     return LaunchPhase(first * done.bin_s, end * done.bin_s, instructions, bandwidth, cause)
 
 
-def _cycles(done: KernelTime) -> Floats:
+def _cycles(done: LaunchTime) -> Floats:
     """Cycles of each bin; the last is not full."""
     width = done.bin_s / done.machine.cycle_s
     cycles = np.full(len(done.issued), width)
@@ -93,7 +93,7 @@ def _cycles(done: KernelTime) -> Floats:
     return cycles
 
 
-def table(done: KernelTime) -> pd.DataFrame:
+def table(done: LaunchTime) -> pd.DataFrame:
     """A row for each bin: seconds, ipc, shares of slots and of warps' time, L2, DRAM, and the mix of instructions."""
     import pandas as pd
 
@@ -109,7 +109,7 @@ def table(done: KernelTime) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def figures(done: KernelTime, name: str) -> Iterator[tuple[str, Draw]]:
+def figures(done: LaunchTime, name: str) -> Iterator[tuple[str, Draw]]:
     """Rasters of SMs, slices and channels over time, and of what slots and warps spend it on."""
     from dse.plots import Frame
 
@@ -124,19 +124,20 @@ def figures(done: KernelTime, name: str) -> Iterator[tuple[str, Draw]]:
     lost = {place: share for place, share in enumerate(done.slot_shares.values()) if place}
     worst, issued = max(lost, key=lost.__getitem__), done.slot_shares["issued"]
     title = f"{name}: {100 * issued:.0f} % of slots issue, {100 * lost[worst]:.0f} % are lost to {SLOT_NAMES[worst]}"
-    causes = {
-        "slots of schedulers": _shares(done.slots), "warps": _shares(done.states), "instructions": _shares(done.units)
-    }  # fmt: skip
-    note = ", ".join(f"{place} {name}" for place, name in enumerate(SLOT_NAMES))
-    units = ", ".join(f"{unit} {unit.name.lower().replace('_', ' ')}" for unit in Unit if done.units[:, unit].any())
-    yield "causes", _raster(causes, done, "cause, or unit", Frame(title, f"{note}; units: {units}"))
+    units = [unit for unit in Unit if done.units[:, unit].any()]
+    causes = {"slots of schedulers": _shares(done.slots), "warps": _shares(done.states)}
+    names: dict[str, Sequence[str]] = dict.fromkeys(causes, SLOT_NAMES)
+    causes["instructions"] = _shares(done.units)[:, units]
+    names["instructions"] = tuple(unit.name.lower().replace("_", " ") for unit in units)
+    note = "shade: share of all of them in that time; dotted: phases"
+    yield "causes", _raster(causes, done, names, Frame(title, note))
 
 
 def _shares(counts: NDArray[np.int64]) -> Floats:
     return np.asarray(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))
 
 
-def _raster(panels: dict[str, Floats], done: KernelTime, lane: str, frame: Any) -> Draw:
+def _raster(panels: dict[str, Floats], done: LaunchTime, lane: str | Mapping[str, Sequence[str]], frame: Any) -> Draw:
     """A figure of panels whose bins are put together until they are few."""
     from dse.plots import tables
 
@@ -153,7 +154,7 @@ def _raster(panels: dict[str, Floats], done: KernelTime, lane: str, frame: Any) 
     )
 
 
-def perfetto(done: KernelTime, name: str) -> dict[str, Any]:
+def perfetto(done: LaunchTime, name: str) -> dict[str, Any]:
     """The launch as a trace for Perfetto: its phases as spans, and counters of every bin."""
     from dse.results.report import trace
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dse_ptx.execution import Device, LaunchOptions, Module, Pointer
+from dse_ptx.execution import LaunchOptions, Module, Pointer, PtxDevice
 from dse_ptx.sm_arrays import Grid
 from dse_ptx.sms import SmArray
 from dse_ptx.timing import occupancy, time_launch
@@ -96,7 +96,7 @@ class ProductTime:
 @functools.cache
 def kernels() -> Module:
     """The kernels of `sgemm.cu` on a device of their own."""
-    return Module(_KERNELS, Device())
+    return Module(_KERNELS, PtxDevice())
 
 
 def trace_product(product: Product, tiling: Tiling, steps: int) -> tuple[WarpTrace, Grid]:

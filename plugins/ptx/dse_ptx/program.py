@@ -44,14 +44,14 @@ class Address:
 
 
 @dataclass(frozen=True)
-class Group:
+class OperandGroup:
     """Operands in braces, as vectors and call sequences have them, or `p|q` of setp and shfl (`is_pair`)."""
 
     members: tuple[Operand, ...]
     is_pair: bool = False
 
 
-Operand: TypeAlias = Register | Immediate | Symbol | Address | Group
+Operand: TypeAlias = Register | Immediate | Symbol | Address | OperandGroup
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Function:
 
 
 @dataclass(frozen=True)
-class Program:
+class PtxProgram:
     """All of a text of PTX."""
 
     version: str

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dse_ptx.program import TYPE_BYTES, Function, Group, Immediate, Instruction, Operand, Register
+from dse_ptx.program import TYPE_BYTES, Function, Immediate, Instruction, Operand, OperandGroup, Register
 from dse_ptx.warp_trace import Unit
 
 
@@ -73,4 +73,4 @@ def cut_constant(kind: str, operand: Operand) -> Operand:
 
 def members(operand: Operand) -> list[Operand]:
     """Operands of a group, or the operand itself."""
-    return list(operand.members) if isinstance(operand, Group) else [operand]
+    return list(operand.members) if isinstance(operand, OperandGroup) else [operand]

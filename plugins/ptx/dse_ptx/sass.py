@@ -34,15 +34,18 @@ _UNITS: tuple[tuple[str, Unit], ...] = (
     ("STL", Unit.GLOBAL_STORE), ("STS", Unit.SHARED_STORE), ("ST", Unit.GLOBAL_STORE), ("ATOMS", Unit.SHARED_ATOMIC),
     ("ATOM", Unit.GLOBAL_ATOMIC), ("RED", Unit.GLOBAL_ATOMIC), ("SHFL", Unit.SHARED_LOAD), ("BAR", Unit.BARRIER),
     ("EXIT", Unit.EXIT), ("MUFU", Unit.SPECIAL), ("F2", Unit.SPECIAL), ("I2F", Unit.SPECIAL), ("FRND", Unit.SPECIAL),
-    ("HMMA", Unit.TENSOR), ("IMMA", Unit.TENSOR), ("DMMA", Unit.TENSOR), ("H", Unit.FP16), ("DEPBAR", Unit.INTEGER),
+    *((f"{kind}{size}MMA", Unit.TENSOR) for size in ("", "G") for kind in "HIQD"),
+    ("H", Unit.FP16), ("DEPBAR", Unit.INTEGER),
     ("D", Unit.FP64), ("FLO", Unit.INTEGER), ("F", Unit.FP32), ("BR", Unit.BRANCH), ("JMP", Unit.BRANCH),
     ("CALL", Unit.BRANCH), ("RET", Unit.BRANCH),
 )  # fmt: skip
 """Beginning of an opcode -> its pipeline, the first that fits; all others are integer."""
 _OPERATIONS = {"FFMA": 2.0, "FADD": 1.0, "FMUL": 1.0, "DFMA": 2.0, "DADD": 1.0, "DMUL": 1.0, "HFMA2": 4.0,
                "HADD2": 2.0, "HMUL2": 2.0}  # fmt: skip
-_SHAPES = {"16816": 128.0, "1688": 64.0, "884": 16.0}
+_SHAPES = {"16816": 128.0, "1688": 64.0, "884": 16.0, "16832": 256.0, "16864": 512.0, "8816": 64.0, "8832": 128.0}
 """Shape of a matrix product -> operations of a lane: 2 m n k over 32 lanes."""
+_GROUP = 128  # lanes of the four warps that share a GMMA, whose shape is written 64x128x16
+_MATRIX_ROW = 16  # bytes of a row of LDSM, to whose first element each lane points
 _TOUCHING = ("LDG", "LDL", "LDS", "LD", "STG", "STL", "STS", "ST", "ATOM", "RED")
 
 
@@ -143,12 +146,18 @@ def _code(rows: Sequence[tuple[str, ...]]) -> Code:
     written, read = list[list[int]](), list[list[int]]()
     for row in rows:
         gap = row.index("", 2)
-        wide = max(1, _bytes(row[1]) // 4) if row[1].startswith(_TOUCHING) else 1
-        written.append(_registers(row[2:gap], wide))
+        written.append(_registers(row[2:gap], _wide(row[1])))
         read.append(_registers(row[gap + 1 :], 1))
     units = np.array([unit_of(opcode) for opcode in opcodes], np.int8)
     operations = np.array([_operations(opcode) for opcode in opcodes])
     return Code(opcodes, units, _pad(written), _pad(read), operations)
+
+
+def _wide(opcode: str) -> int:
+    """Registers that an opcode writes from the first on: of LDSM as many as matrices, its last suffix."""
+    if opcode.startswith("LDSM"):
+        return int(opcode[-1]) if opcode[-2:] in (".2", ".4") else 1
+    return max(1, _bytes(opcode) // 4) if opcode.startswith(_TOUCHING) else 1
 
 
 def _registers(names: Sequence[str], wide: int) -> list[int]:
@@ -169,6 +178,9 @@ def unit_of(opcode: str) -> Unit:
 
 def _operations(opcode: str) -> float:
     family, *suffixes = opcode.split(".")
+    shape = re.search(r"\b(\d+)x(\d+)x(\d+)\b", opcode)
+    if unit_of(opcode) == Unit.TENSOR and shape:
+        return 2.0 * int(shape[1]) * int(shape[2]) * int(shape[3]) / _GROUP
     if unit_of(opcode) == Unit.TENSOR:
         return next((_SHAPES[suffix] for suffix in suffixes if suffix in _SHAPES), _SHAPES["884"])
     return _OPERATIONS.get(family, 0.0)
@@ -176,6 +188,8 @@ def _operations(opcode: str) -> float:
 
 def _bytes(opcode: str) -> int:
     """Bytes of a lane, by the first suffix that is a width."""
+    if opcode.startswith("LDSM"):
+        return _MATRIX_ROW
     bits = [int(match[1]) for suffix in opcode.split(".")[1:] if (match := re.fullmatch(r"[US]?(\d+)", suffix))]
     return max(1, bits[0] // 8) if bits else 4
 

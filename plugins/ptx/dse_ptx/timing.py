@@ -31,7 +31,7 @@ WRITE_BACK = Policy(name="write_back", loads=True, stores=True, allocation_bypas
 
 
 @dataclass(frozen=True)
-class KernelTime:
+class LaunchTime:
     """Time of a launch, and what its SMs did. Tables are of what was simulated, in bins of `bin_s`.
 
     seconds: of the whole launch with `launch_s`. cycles: that were simulated. simulated: share of blocks.
@@ -124,7 +124,7 @@ def simulated_blocks(total: int, most: int, wave: int) -> int:
 
 def time_launch(
     trace: WarpTrace, machine: SmArray, *, grid: Grid | None = None, most_blocks: int | None = None
-) -> KernelTime:
+) -> LaunchTime:
     """Time a launch. grid: blocks that repeat the trace's first. most_blocks: to simulate, but two waves at least.
 
     Raises ConfigError where no block fits on an SM, or a trace holds a sample that is shorter than two waves.
@@ -144,7 +144,7 @@ def time_launch(
     ends = v[shape.ends : shape.ends + blocks]
     left, error = _left_out(np.sort(ends), wave, (total - blocks) // wave)
     launch_s, cycles = machine.sm.launch * machine.cycle_s, int(v[shape.counts + sk.CYCLES])
-    return KernelTime(
+    return LaunchTime(
         machine=machine, resident=resident, cycles=cycles, launch_s=launch_s,
         seconds=launch_s + (cycles + left) * machine.cycle_s, simulated=blocks / total,
         sampling_error=error / max(cycles + left, 1.0), flop=_flop(trace, launch),

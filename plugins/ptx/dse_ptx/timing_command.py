@@ -26,7 +26,7 @@ from dse_ptx.commands import TypedLaunch, number, numbers
 from dse_ptx.phases import camping_factor, figures, perfetto, phases_of, table
 from dse_ptx.sass import read_sass
 from dse_ptx.sms import SmArray, sm_array
-from dse_ptx.timing import KernelTime, resident_blocks, simulated_blocks, time_launch
+from dse_ptx.timing import LaunchTime, resident_blocks, simulated_blocks, time_launch
 
 _WAVES = 3  # that are timed unless the user asks for others
 
@@ -64,7 +64,7 @@ def _blocks(launch: TypedLaunch, machine: SmArray) -> int:
     return simulated_blocks(total, most or total, wave)
 
 
-def record(done: KernelTime) -> Mapping[str, Any]:
+def record(done: LaunchTime) -> Mapping[str, Any]:
     """Numbers of a launch, with the sources of the machine's."""
     return {
         "seconds": done.seconds, "launch_s": done.launch_s, "cycles": done.cycles, "instructions": done.instructions,
@@ -76,7 +76,7 @@ def record(done: KernelTime) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _lines(done: KernelTime, kernel: str, outputs: Outputs) -> list[str]:
+def _lines(done: LaunchTime, kernel: str, outputs: Outputs) -> list[str]:
     lost = sorted(
         ((share, name) for name, share in done.slot_shares.items() if name != "issued" and share), reverse=True
     )
@@ -94,7 +94,7 @@ def _lines(done: KernelTime, kernel: str, outputs: Outputs) -> list[str]:
     return [*lines, f"written to {outputs.folder}/: time.json, intervals.parquet, figures/*"]
 
 
-def _write(done: KernelTime, kernel: str, outputs: Outputs) -> None:
+def _write(done: LaunchTime, kernel: str, outputs: Outputs) -> None:
     from dse import plots
 
     outputs.write_json("time", record(done))

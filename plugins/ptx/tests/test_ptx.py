@@ -15,7 +15,7 @@ from dse_ptx import build
 from dse_ptx.checking import comparison, random_programs, semantics
 from dse_ptx.checking.cases import cases
 from dse_ptx.control_flow import Flow, live_registers, reconvergence
-from dse_ptx.execution import Device, LaunchError, LaunchOptions, Module, Watch
+from dse_ptx.execution import LaunchError, LaunchOptions, Module, PtxDevice, Watch
 from dse_ptx.inlining import inline
 from dse_ptx.parser import parse
 from dse_ptx.program import Address, Immediate, Register
@@ -35,7 +35,7 @@ def text(body: str) -> str:
 
 
 def launch(body: str, block: int = 64, words: int = 64, options: LaunchOptions | None = None) -> np.ndarray:
-    device = Device()
+    device = PtxDevice()
     module = Module(text(body), device)
     data = device.allocate(np.arange(words, dtype=np.uint32))
     module.launch("k", (1,), (block,), [data], options)
@@ -63,7 +63,7 @@ def test_a_text_becomes_a_program() -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("\twgmma.fence.sync.aligned;", "is not executed: the instruction is not known"),
+        ("\twgmma.fence.sync.aligned;", "is not executed: it multiplies tiles in shared memory"),
         ("\tadd.rz.f32 %r1, %r1, %r1;", "modifier .rz"),
         ("\tadd.cc.u32 %r1, %r1, %r1;", "modifier .cc"),
         ("\tmov.u32 %r1, %nosuch;", "special register %nosuch"),
@@ -79,13 +79,13 @@ def test_a_text_becomes_a_program() -> None:
 )
 def test_what_is_not_executed_is_refused_with_its_line(body: str, words: str) -> None:
     with pytest.raises(ConfigError, match="line 12") as caught:
-        Module(text(body), Device()).kernel("k")
+        Module(text(body), PtxDevice()).kernel("k")
     assert words in str(caught.value)
 
 
 def test_all_that_is_not_executed_is_told_at_once_and_recursion_ends() -> None:
     with pytest.raises(ConfigError) as caught:
-        Module(text("\twgmma.a;\n\ttcgen05.b;"), Device()).kernel("k")
+        Module(text("\twgmma.a;\n\ttcgen05.b;"), PtxDevice()).kernel("k")
     assert len(caught.value.problems) == 2
     loop = ".func f()\n{\n\tcall f, ();\n\tret;\n}\n" + text("\tcall f, ();").replace(HEAD.splitlines()[0], "")
     with pytest.raises(ConfigError, match="recursive"):
@@ -179,7 +179,7 @@ def test_lanes_that_part_meet_again() -> None:
 
 @pytest.mark.slow
 def test_a_thread_is_shown_before_a_line() -> None:
-    device = Device()
+    device = PtxDevice()
     module = Module(text("A:\n\tadd.u32 %r1, %r1, 3;\n\tsetp.lt.u32 %p, %r1, 9;\n\t@%p bra A;"), device)
     data = device.allocate(256)
     for visit in range(3):
@@ -194,7 +194,7 @@ def test_a_thread_is_shown_before_a_line() -> None:
 
 @pytest.mark.slow
 def test_a_trace_holds_what_the_sampled_warps_did() -> None:
-    device, n = Device(), 20
+    device, n = PtxDevice(), 20
     module = Module(BASICS, device)
     x, y = (device.allocate(np.ones((n, n), np.float32)) for _ in range(2))
     done = module.launch("transpose", (2, 2), (16, 16), [x, y, n], LaunchOptions(sample=(0, 1, 2, 3)))
@@ -215,7 +215,7 @@ def test_a_trace_holds_what_the_sampled_warps_did() -> None:
 
 @pytest.mark.slow
 def test_a_trace_grows_with_what_is_recorded() -> None:
-    device, count = Device(), 6400
+    device, count = PtxDevice(), 6400
     x, steps = device.allocate(np.arange(1, count + 1, dtype=np.uint32)), device.allocate(4 * count)
     done = Module(BASICS, device).launch(
         "collatz", (100,), (64,), [x, steps, count], LaunchOptions(sample=tuple(range(100)))

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.errors import ConfigError
+from dse_ptx.coalescing import SHARED, coalesce
 from dse_ptx.sass import _addresses, read_sass, unit_of
 from dse_ptx.sms import sm_array
 from dse_ptx.timing import time_launch
@@ -75,6 +76,20 @@ def test_each_mode_of_addresses_is_read_alike(places: list[int], mask: int) -> N
 )  # fmt: skip
 def test_opcodes_have_their_pipelines(opcode: str, unit: Unit) -> None:
     assert unit_of(opcode) == unit
+
+
+def test_matrices_of_a_trace_are_loaded_and_multiplied_in_their_shapes(tmp_path: Path) -> None:
+    path, places = tmp_path / "kernel-1.traceg", " ".join(hex(16 * lane) for lane in range(32))
+    body = f"0010 ffffffff 1 R4 LDSM.16.M88.4 1 R2 16 0 {places}\n"
+    body += "0020 ffffffff 1 R8 HGMMA.64x8x16.F32 2 R4 R8 0\n0030 ffffffff 1 R12 IMMA.16832.S8.S8 2 R4 R8 0\n"
+    path.write_text(_text(1, body), "utf-8")
+    trace = read_sass(path)
+    assert trace.code.units.tolist() == [Unit.SHARED_LOAD, Unit.TENSOR, Unit.TENSOR]
+    assert trace.code.writes[0].tolist() == [4, 5, 6, 7]
+    assert trace.code.operations.tolist() == [0, 2 * 64 * 8 * 16 / 128, 2 * 16 * 8 * 32 / 32]
+    kinds, active = np.full(2, SHARED, np.int8), np.full(2, 0xFFFFFFFF, np.uint32)
+    # rows of 16 bytes, one after another: all banks four times
+    assert coalesce(trace.addresses, active, trace.bytes_per_lane, kinds).passes.tolist() == [4, 4]
 
 
 @pytest.mark.parametrize(

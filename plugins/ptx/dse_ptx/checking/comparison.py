@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dse_ptx import interpreter as vm
 from dse_ptx.checking import random_programs
 from dse_ptx.checking.reference import Reference
-from dse_ptx.execution import Argument, Device, LaunchOptions, Module, Pointer, parameter_bytes
+from dse_ptx.execution import Argument, LaunchOptions, Module, Pointer, PtxDevice, parameter_bytes
 from dse_ptx.inlining import inline
 
 
@@ -20,7 +20,7 @@ def both(
     text: str | Path, name: str, size: tuple[Sequence[int], Sequence[int]], arguments: Sequence[Any], shared: int = 0
 ) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
     """Arrays among the arguments after a launch, by the compiled and by the plain interpreter. size: grid and block."""
-    device = Device()
+    device = PtxDevice()
     module = Module(text, device)
     passed = _on_device(device, arguments)
     memory = bytearray(device.content().tobytes())
@@ -41,7 +41,7 @@ def both(
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
 
-def _on_device(device: Device, arguments: Sequence[Any]) -> list[Argument]:
+def _on_device(device: PtxDevice, arguments: Sequence[Any]) -> list[Argument]:
     is_array = [isinstance(entry, np.ndarray) and entry.ndim > 0 for entry in arguments]
     return [device.allocate(entry) if yes else entry for entry, yes in zip(arguments, is_array, strict=True)]
 

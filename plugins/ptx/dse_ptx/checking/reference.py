@@ -12,7 +12,17 @@ import numpy as np
 
 from dse_ptx.checking import numbers as num
 from dse_ptx.checking import semantics
-from dse_ptx.program import TYPE_BYTES, Address, Function, Group, Immediate, Instruction, Operand, Register, Symbol
+from dse_ptx.program import (
+    TYPE_BYTES,
+    Address,
+    Function,
+    Immediate,
+    Instruction,
+    Operand,
+    OperandGroup,
+    Register,
+    Symbol,
+)
 
 _TOGETHER = ("shfl", "vote", "match", "activemask", "redux", "mma", "ldmatrix", "bar", "barrier")
 _SKIPPED = ("membar", "fence", "nanosleep", "prefetch", "griddepcontrol")
@@ -105,7 +115,7 @@ class Reference:
             pass
         elif name in _FORMS:
             _FORMS[name](self, thread, instruction)
-        elif name == "mov" and any(isinstance(operand, Group) for operand in instruction.operands):
+        elif name == "mov" and any(isinstance(operand, OperandGroup) for operand in instruction.operands):
             self._halves(thread, instruction)
         elif name == "cvta":
             window = _SHARED if "shared" in instruction.modifiers else _LOCAL if "local" in instruction.modifiers else 0
@@ -130,7 +140,7 @@ class Reference:
         return "u64" if place == 2 and "wide" in instruction.modifiers else kind
 
     def _value(self, thread: Scalar, operand: Operand, kind: str) -> int:
-        if isinstance(operand, Group):
+        if isinstance(operand, OperandGroup):
             return self._value(thread, operand.members[0], kind) ^ 1
         if isinstance(operand, Register):
             return thread.registers[operand.name]
@@ -187,7 +197,7 @@ class Reference:
         )
         memory, at = self._place(thread, instruction, address)
         size = TYPE_BYTES[kind]
-        for k, member in enumerate(value.members if isinstance(value, Group) else (value,)):
+        for k, member in enumerate(value.members if isinstance(value, OperandGroup) else (value,)):
             start = at + k * size
             if is_load:
                 word = int.from_bytes(memory[start : start + size], "little")
@@ -243,7 +253,9 @@ class Reference:
         if instruction.name == "set":
             self._set(thread, target, (0x3F800000 if instruction.types[0] == "f32" else 0xFFFFFFFF) * holds[0])
             return
-        for member, truth in zip(target.members if isinstance(target, Group) else (target,), holds, strict=False):
+        for member, truth in zip(
+            target.members if isinstance(target, OperandGroup) else (target,), holds, strict=False
+        ):
             self._set(thread, member, int(truth))
 
     def _test(self, thread: Scalar, instruction: Instruction) -> None:
@@ -263,10 +275,10 @@ class Reference:
     def _halves(self, thread: Scalar, instruction: Instruction) -> None:
         target, source = instruction.operands
         half = num.bits_of(instruction.types[-1]) // 2
-        if isinstance(source, Group):
+        if isinstance(source, OperandGroup):
             words = [self._value(thread, member, f"b{half}") for member in source.members]
             self._set(thread, target, words[0] | words[1] << half)
-        elif isinstance(target, Group):
+        elif isinstance(target, OperandGroup):
             word = self._value(thread, source, instruction.types[-1])
             for place, member in enumerate(target.members):
                 self._set(thread, member, word >> half * place & ((1 << half) - 1))
@@ -301,7 +313,7 @@ class Reference:
                 "bfly": (lane ^ b, lane ^ b <= most),
                 "idx": ((lane & segment) | (b & ~segment), ((lane & segment) | (b & ~segment)) <= most),
             }[next(word for word in instruction.modifiers if word in ("up", "down", "bfly", "idx"))]
-            results = target.members if isinstance(target, Group) else (target,)
+            results = target.members if isinstance(target, OperandGroup) else (target,)
             self._set(thread, results[0], before.get(other if inside else lane, 0))
             if len(results) > 1:
                 self._set(thread, results[1], int(inside))
@@ -337,7 +349,7 @@ class Reference:
 
     def _matrix(self, lanes: list[Scalar], instruction: Instruction) -> None:
         target, address = instruction.operands
-        results = target.members if isinstance(target, Group) else (target,)
+        results = target.members if isinstance(target, OperandGroup) else (target,)
         for j, member in enumerate(results):
             rows = []
             for i in range(8):
@@ -350,7 +362,9 @@ class Reference:
 
     def _mma(self, lanes: list[Scalar], instruction: Instruction) -> None:
         """`mma` m16n8: fragments gathered to matrices, whose product is rounded once."""
-        groups = [operand.members if isinstance(operand, Group) else (operand,) for operand in instruction.operands]
+        groups = [
+            operand.members if isinstance(operand, OperandGroup) else (operand,) for operand in instruction.operands
+        ]
         result, kind = instruction.types[:2]
         packed = {"tf32": 1, "s8": 4}.get(kind, 2)
         depth = 4 * packed * (len(groups[1]) // 2)

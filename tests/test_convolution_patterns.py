@@ -1,4 +1,4 @@
-"""LeNet and convolutions kernel by kernel: networks with an algorithm, phases, measured layers; `study=gpgpusim`."""
+"""LeNet and convolutions kernel by kernel: networks with an algorithm, phases, layers; `study=convolution_patterns`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from simulators.memory.kernels import Application
 from simulators.memory.measured import load_measured_systems, scenarios
 from simulators.memory.measures import simulate
 from simulators.memory.phases import cuts, phases, shares
-from studies.gpgpusim.convolutions import against, errors
+from studies.convolution_patterns.convolutions import against, errors
 from tests.applications import BACKEND, design, metrics
 from tests.support import shipped
 
@@ -236,15 +236,15 @@ def test_rows_that_no_layer_can_be_are_refused_by_line(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The study on LeNet, a layer, a network and one measured layer of a table of one's own."""
-    folder = tmp_path_factory.mktemp("gpgpusim")
+    folder = tmp_path_factory.mktemp("convolution_patterns")
     (folder / "tables").mkdir()
     (folder / "tables" / "mine.csv").write_text(TABLE, encoding="utf-8")
     (folder / "mine.yaml").write_text(yaml.safe_dump(network()), encoding="utf-8")
     few = ["measured=[p100]", f"applications=[lenet,conv_3x3,{folder}/mine.yaml]"]
     few.append(f"study.data_dir={folder / 'tables'}")
     fast = ["tracking=none", "store=none", "run.requests=100000", "run.most=1000000"]
-    assert main(["study=gpgpusim", *few, *fast, f"output_dir={folder}"]) == 0
-    return folder / "gpgpusim" / "latest"
+    assert main(["study=convolution_patterns", *few, *fast, f"output_dir={folder}"]) == 0
+    return folder / "convolution_patterns" / "latest"
 
 
 @pytest.mark.nightly

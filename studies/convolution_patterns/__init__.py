@@ -1,4 +1,4 @@
-"""Detailed simulation of cuDNN's kernels (arXiv:1811.08933): LeNet and convolutions by algorithm and direction.
+"""LeNet and convolutions by algorithm and direction, as patterns of addresses (claims of arXiv:1811.08933).
 
 Activity of each SM and each DRAM channel over time, phases, partition camping, and times against DeepBench's on real
 GPUs (`convolutions` in this package). These comparisons are this project's; the paper compares LeNet on a GPU for which
@@ -32,7 +32,7 @@ from simulators.memory.phases import Phase, lanes, phases
 from simulators.memory.simulation import SimulatedCost
 from simulators.workloads.model_zoo import option_tree
 from studies.common.sentences import reach
-from studies.gpgpusim.convolutions import against, errors
+from studies.convolution_patterns.convolutions import against, errors
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ _PERCENT = 100.0
 _NO_REFERENCE = "no public measurement of LeNet on this GPU: there is no reference here"
 
 
-class Gpgpusim(Plain):
+class ConvolutionPatterns(Plain):
     """Claims, errors against measured convolutions, camping, phases and heat maps."""
 
     columns = (
@@ -429,4 +429,4 @@ def _camping_extras(run: FinishedRun, rows: pd.DataFrame) -> Iterator[tuple[str,
     yield "camping_channels", partial(_raster, panels, by, lane="channel of DRAM", frame=frame)
 
 
-STUDY = Gpgpusim()
+STUDY = ConvolutionPatterns()
