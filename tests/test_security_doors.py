@@ -215,6 +215,7 @@ OTHER_DOORS = {
     "plugins/torch_gpu/dse_judge/__main__.py",  # torch alone: its own tables
     "plugins/torch_gpu/dse_judge/grids.py",  # likewise: a profile that torch wrote just before
     "plugins/peers/dse_peers/simgrid/simulation.py",  # a script of another Python, which reads what we write
+    "plugins/serving/dse_serving/ask_aiconfigurator.py",  # likewise
     "simulators/external/supervisor.py",  # likewise: a process of its own that imports nothing of ours
 }
 

@@ -22,7 +22,7 @@ import numpy as np
 from simulators.costs.gemm import GemmShape, gemm_cost, gemms_of
 from simulators.costs.transfer import library_cus
 from simulators.hardware.machine import System
-from simulators.workloads.operators import ELEMENT_BYTES
+from simulators.hardware.parts import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dse.errors import ConfigError
+from dse.errors.parsing import parse_json
 from dse_serving.measured import Point, Row, summary
 
 VARIABLE = "AICONFIGURATOR"
@@ -62,8 +64,8 @@ def ask(rows: Sequence[Row]) -> Testimony:
         done = subprocess.run(
             [python, _SCRIPT], input=asked, capture_output=True, text=True, timeout=_MOST_S, check=False
         )
-        answers = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
-    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        answers = parse_json(done.stdout.splitlines()[-1], str(_SCRIPT)) if done.returncode == 0 else None
+    except (OSError, subprocess.TimeoutExpired, ConfigError, IndexError) as error:
         return Testimony(skipped=f"{python} does not answer: {error}")
     if answers is None:
         reason = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}"
