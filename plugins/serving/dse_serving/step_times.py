@@ -190,6 +190,7 @@ def between(places: Integers, knots: Integers, values: ArrayLike) -> Floats:
 
 
 def pad(places: Integers, graphs: Sequence[int]) -> Integers:
+    """Sizes of batches [N] as they run: those that a CUDA graph holds are padded to the next captured size."""
     sizes = np.asarray(sorted(graphs), np.int64)
     if not len(sizes):
         return places
