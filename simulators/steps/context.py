@@ -1,8 +1,7 @@
 """Context parallelism: each sequence split over cp GPUs, with keys and values in a ring, or heads by an all-to-all.
 
-In the ring (arXiv:2310.01889)
-a GPU computes attention of its queries with one part of the keys and values after the other, and meanwhile sends on the
-part it has. Of the cp - 1 messages each is exposed by
+In the ring (arXiv:2310.01889) a GPU computes attention of its queries with one part of the keys and values after the
+other, and meanwhile sends on the part it has. Of the cp - 1 messages each is exposed by
 
     max(0, message - attention / cp)
 

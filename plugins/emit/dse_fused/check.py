@@ -16,8 +16,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # before a group is made: imported later, by Dynamo, its defaults keep the group alive
 from torch import Tensor
+
+import dse_fused
+from dse_fused import references
 
 _ROWS, _COLS, _DEPTH = 8, 16, 12  # of a rank
 _TOLERANCE = 1e-5
@@ -72,9 +74,6 @@ def _values(*shape: int) -> Tensor:
 
 def _is_equal(name: str, operands: list[Tensor], device: torch.device, shared: bool) -> bool:
     """Print the largest difference of an operator from its reference on any rank; whether it is small."""
-    import dse_fused
-    from dse_fused import references
-
     group: Any = dist.group.WORLD
     operator, reference = getattr(dse_fused, name), getattr(references, name)
     ours = operator(*(part.to(device) for part in operands), group.group_name, dse_fused.Slices())

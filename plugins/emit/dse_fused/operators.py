@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before a group is made: imported later, by Dynamo, its defaults keep the group alive
 from torch import Tensor
 
 from dse_fused.peers import Inbox, Peers, peers_of

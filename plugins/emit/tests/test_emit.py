@@ -182,7 +182,7 @@ def test_the_check_of_fused_operators_runs_and_ends_well(triton: Any) -> None:
     assert done.stdout.count('"equal": true') == 4
 
 
-@pytest.mark.parametrize("check", ["dse_fused/check.py", "dse_emit/package/check.py"])
+@pytest.mark.parametrize("check", ["dse_fused/operators.py", "dse_emit/package/check.py"])
 def test_a_destroyed_group_leaves_no_threads_behind(check: str, tmp_path: Path, torch: Any) -> None:
     lines = (REPOSITORY / "plugins/emit" / check).read_text().splitlines()
     imports = [line for line in lines if line.startswith("import torch")]

@@ -24,8 +24,7 @@ _THREADS = 256
 _SHORT = 16  # elements of k that products are executed over, and twice as many
 _CHANNELS = 4  # of a normalisation across channels, and twice as many
 _WHOLE = 1 << 16  # steps of k of all blocks up to which a product is executed whole
-_LRN = 1e-4, 0.75
-_EPSILON = 1e-5
+_LRN, _EPSILON = (1e-4, 0.75), 1e-5  # arguments that change values alone, no address and no time
 
 
 Value: TypeAlias = "str | int | float | Callable[[Mapping[str, Pointer], PtxDevice], NDArray[np.int32]]"
@@ -53,11 +52,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class LaunchList:
-    """An application: bytes of its tensors that are executed on, and in all; groups of launches with their repeats."""
+    """An application: bytes of its tensors that are executed on, and in all; launches by group of the application."""
 
     sizes: Mapping[str, int]
     whole: Mapping[str, int]
-    groups: tuple[tuple[tuple[Launch, ...], int], ...]
+    groups: tuple[tuple[Launch, ...], ...]
 
     def trace(self, launch: Launch, steps: int) -> WarpTrace:
         """Execute a launch over so many steps (0: those of its arguments), all blocks recorded."""
@@ -94,8 +93,8 @@ def _bytes(shapes: Shapes, element: int = 4) -> dict[str, int]:
 
 
 def _one(sizes: Mapping[str, int], shapes: Shapes, *launches: Launch) -> LaunchList:
-    """Launches that run once, on tensors of so many bytes; those that shapes do not list are as large as they are."""
-    return LaunchList(sizes, {name: _bytes(shapes).get(name, size) for name, size in sizes.items()}, ((launches, 1),))
+    """Launches of one group, on tensors of so many bytes; those that shapes do not list are as large as they are."""
+    return LaunchList(sizes, {name: _bytes(shapes).get(name, size) for name, size in sizes.items()}, (launches,))
 
 
 def _relu(kernel: str, names: Sequence[str]) -> Maker:
@@ -204,7 +203,7 @@ def _dgemm(shapes: Shapes, requests: int) -> LaunchList:
     arguments = "b", "a", "c", cols, rows, "steps", 1, cols, 1, rows, cols
     launch = Launch("layers", "dgemm", (across, few), arguments, across * down, short=_SHORT, whole=k)
     sizes = {"b": 16 * _SHORT * cols, "a": 16 * _SHORT * rows, "c": 8 * cols * few * tile}
-    return LaunchList(sizes, _bytes(shapes, 8), (((launch,), 1),))
+    return LaunchList(sizes, _bytes(shapes, 8), ((launch,),))
 
 
 def _recurrent(cell: str, gates: int, state: Sequence[str]) -> Maker:
@@ -217,7 +216,7 @@ def _recurrent(cell: str, gates: int, state: Sequence[str]) -> Maker:
         blocks = -(-images * units // _THREADS)
         step = Launch("layers", cell, (blocks,), ("q", "pre", *state, images, units), blocks)
         sizes = _bytes(shapes) | dict.fromkeys(state, 4 * images * units)
-        return LaunchList(sizes, sizes, (((product, step), 25),))
+        return LaunchList(sizes, sizes, ((product, step),))
 
     return make
 
@@ -233,7 +232,7 @@ def _recurrent_backward(cell: str, gates: int, state: Sequence[str], gradient: s
         product = _product(tiling, ("u", "dq", gradient), (units, images, wide), (wide, 1, wide, 1))
         last = _product(_SQUARE, ("dall", "all", "du"), (wide, units, steps), (1, wide, 1, units), 4)
         sizes = _bytes(shapes) | dict.fromkeys((*state, gradient), 4 * images * units)
-        return LaunchList(sizes, sizes, (((step, product), 25), ((last,), 1)))
+        return LaunchList(sizes, sizes, ((step, product), (last,)))
 
     return make
 

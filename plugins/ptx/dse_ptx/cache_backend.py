@@ -85,14 +85,15 @@ class PtxMemoryBackend(MemoryBackend):
         gpu, run = design.system.gpu, design.run
         shapes = tuple(design.application.tensors.items())
         groups = _listed(design.application.name, shapes, run.requests, int(gpu.line_bytes))
-        held = [[_held(design, launch) for launch in launches] for launches, _ in groups]
+        held = [[_held(design, launch) for launch in launches] for launches in groups]
         work = gpu.num_cus / dict(gpu.flop_per_s)[design.application.precision]
 
         def machine() -> Simulation:
             return Simulation(design.system, design.policy, held=max(map(max, held)))
 
         first, costs = machine(), list[tuple[SimulatedCost, int]]()
-        for places, (launches, repeat) in zip(held, groups, strict=True):
+        repeats = [group.repeat for group in design.application.groups]
+        for places, launches, repeat in zip(held, groups, repeats, strict=True):
             turns = min(repeat, run.repeats)
             pairs = list(zip(launches, places, strict=True))
             more = [launch.steps_beyond(machine, most, work) for launch, most in pairs]
@@ -159,15 +160,15 @@ def _sum(cost: SimulatedCost, more: SimulatedCost | None) -> SimulatedCost:
 @lru_cache(maxsize=2)  # of an application all policies are simulated, one after another
 def _listed(
     name: str, shapes: tuple[tuple[str, tuple[int, ...]], ...], requests: int, line_bytes: int
-) -> tuple[tuple[tuple[ListedLaunch, ...], int], ...]:
+) -> tuple[tuple[ListedLaunch, ...], ...]:
     """Launches of an application with their lists, by group."""
     launches, number, groups = APPLICATIONS[name](dict(shapes), requests), 0, []
-    for group, repeat in launches.groups:
+    for group in launches.groups:
         listed = []
         for launch in group:
             listed.append(_list_launch(launches, launch, line_bytes, number))
             number += len(listed[-1].lists[0].stores)
-        groups.append((tuple(listed), repeat))
+        groups.append(tuple(listed))
     return tuple(groups)
 
 

@@ -39,7 +39,7 @@ Overlap = Literal["waited", "in_switch", "halves", "nano", "shared_expert", "two
 OVERLAPS: Mapping[Overlap, tuple[Mapping[str, Any], int]] = {
     "waited": ({}, 1),
     "in_switch": ({"collectives": "in_switch"}, 1),
-    "halves": ({"collectives": "in_switch", "split_ctas": 8}, 1),
+    "halves": ({"collectives": "in_switch", "split_ctas": 8}, 1),  # CTAs of the sums: assumed
     "nano": ({}, 1),
     "shared_expert": ({"exchanges": "shared_expert"}, 1),
     "two_micro_batches": ({"exchanges": "two_micro_batches"}, 2),

@@ -19,6 +19,7 @@ from typing import Any
 from simulators.steps.backend import iteration
 from simulators.steps.design import StepDesign
 from simulators.steps.operators import Product
+from simulators.workloads.model_zoo import model_tree
 
 TABLE = Path(__file__).parent / "conf" / "data" / "bert_step.csv"
 """The shipped table: a row for each phase, operator and set of sizes."""
@@ -43,8 +44,11 @@ Gemm = tuple[int, int, int, int]
 """batch, the smaller and the larger of m and n, k."""
 
 
-def record(hidden: int, ffn: int, heads: int, vocab: int) -> list[dict[str, Any]]:
-    """Rows of `_FIELDS` of one step on the CPU. elements: of the outputs; m, n, k: of GEMMs, else 0."""
+def record(model: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows of `_FIELDS` of one step on the CPU. elements: of the outputs; m, n, k: of GEMMs, else 0.
+
+    model: its `hidden`, `ffn`, `heads`, `vocab` and `positions`.
+    """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -60,11 +64,11 @@ def record(hidden: int, ffn: int, heads: int, vocab: int) -> list[dict[str, Any]
             return out
 
     torch.manual_seed(0)
-    model = _bert(torch, hidden, ffn, heads, vocab)
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-    tokens = torch.randint(vocab, (BATCH, LENGTH))
+    bert = _bert(torch, model)
+    optimizer = torch.optim.AdamW(bert.parameters(), foreach=False)
+    tokens = torch.randint(model["vocab"], (BATCH, LENGTH))
     with Recorder():
-        loss = model(tokens)
+        loss = bert(tokens)
         phase = "backward"
         loss.backward()
         phase = "optimizer"
@@ -86,9 +90,10 @@ def _elements(out: Any) -> int:
     return sum(int(tensor.numel()) for tensor in tensors if hasattr(tensor, "numel"))
 
 
-def _bert(torch: Any, hidden: int, ffn: int, heads: int, vocab: int) -> Any:
+def _bert(torch: Any, model: Mapping[str, Any]) -> Any:
     """Embedding, layers (attention, feed-forward; dropout, residual, LayerNorm), tied output of every token."""
     nn, functional = torch.nn, torch.nn.functional
+    hidden, ffn, heads, vocab = (model[name] for name in ("hidden", "ffn", "heads", "vocab"))
 
     class Layer(nn.Module):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
@@ -108,7 +113,7 @@ def _bert(torch: Any, hidden: int, ffn: int, heads: int, vocab: int) -> Any:
     class Bert(nn.Module):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
             super().__init__()
-            self.words, self.places = nn.Embedding(vocab, hidden), nn.Embedding(512, hidden)
+            self.words, self.places = nn.Embedding(vocab, hidden), nn.Embedding(model["positions"], hidden)
             self.layers, self.norm = nn.Sequential(*(Layer() for _ in range(LAYERS))), nn.LayerNorm(hidden)
 
         def forward(self, tokens: Any) -> Any:
@@ -150,7 +155,7 @@ def main() -> int:
     """Record a step of BERT-Large's sizes and print the table."""
     import torch
 
-    rows = record(hidden=1024, ffn=4096, heads=16, vocab=30522)
+    rows = record(model_tree("bert_large"))
     of = f"{BATCH} sequences of {LENGTH} tokens, fp32, AdamW without foreach"
     print(f"# one step of {LAYERS} layers of BERT-Large, {of}")
     print(f"# recorded by PyTorch {torch.__version__} on a CPU: python -m dse_torch.step_shapes (measured; CC0-1.0)")
