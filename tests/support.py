@@ -181,7 +181,8 @@ def composing() -> Iterator[None]:
 
 @functools.cache
 def _trees(group: str) -> dict[str, Any]:
-    folders = [CONF, *(configurations() if group == "schedule" else ())]  # plug-ins' schedules conform as ours do
+    # plug-ins' schedules conform as ours do, and some groups are all theirs
+    folders = [CONF, *(configurations() if group == "schedule" or not (CONF / group).is_dir() else ())]
     files = [file for folder in folders for file in sorted((folder / group).glob("*.yaml"))]
     return {
         file.stem: tree_of(file.stem) if group == "system" else yaml.load(file.read_bytes(), Loader=yaml.CSafeLoader)
@@ -256,7 +257,6 @@ OF_ONE_GPU = ("fused",)  # families that need a system that says what persistent
 SCHEDULES = tuple(name for name, tree in _trees("schedule").items() if "comm_engine" in tree)
 """Those that kernels or DMA engines move; the others have tests of their own."""
 DEVICES = tuple(name for name, tree in _trees("system").items() if "efficiency" in tree["gpu"])  # of single operators
-MEMORIES = tuple(name for name, tree in _trees("system").items() if "dram" in tree["gpu"])  # of the memory backend
 SYSTEMS = tuple(name for name, tree in _trees("system").items() if "gemm" in tree["gpu"] and "cost_weights" in tree)
 PATTERNS: tuple[Pattern, ...] = ("all_gather", "all_to_all")
 """Collectives that bring a GEMM its input."""

@@ -38,7 +38,6 @@ from tests.support import (
     DEVICES,
     FAMILIES,
     FREE,
-    MEMORIES,
     OF_ONE_GPU,
     SYSTEMS,
     flat_system,
@@ -524,7 +523,7 @@ def named_once() -> Iterator[list[str]]:
         if folder.is_dir() and folder.name in named
     }
     yield from ([f"study={name}"] for name in groups.pop("study"))
-    of_studies = ("measured", "memory", "step")
+    of_studies = ("measured", "step")
     groups["simulator"] = [name for name in groups["simulator"] if name not in of_studies]
     gpus = {name: shipped("system")[name]["gpu"] for name in SYSTEMS if name != "mi100"}
     groups["system"] = [
@@ -534,11 +533,6 @@ def named_once() -> Iterator[list[str]]:
     of_steps = {name: list(shipped(name)) for name in groups_of_steps} | {"system": DEVICES}
     for options in zip_longest(*of_steps.values()):
         yield ["study=bert", *(f"{group}={option}" for group, option in zip(of_steps, options, strict=True) if option)]
-    memories = [name for name in MEMORIES if shipped("system")[name]["gpu"]["name"] == name]  # each GPU once
-    of_memory = {name: list(shipped(name)) for name in ("application", "policy")} | {"system": memories}
-    for options in zip_longest(*of_memory.values()):
-        words = [f"{group}={option}" for group, option in zip(of_memory, options, strict=True) if option]
-        yield ["study=cache_policies", "applications=null", *words]
     pairs = named_together(groups.pop("schedule"), groups.pop("workload"))
     for pair, *group_options in zip_longest(pairs, *groups.values()):
         words = [f"{group}={option}" for group, option in zip(groups, group_options, strict=True) if option]

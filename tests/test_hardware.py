@@ -179,7 +179,6 @@ def test_a_machine_that_cannot_be_is_told_by_path(change: dict[str, Any], messag
     [
         (["study=ficco_sweep", "system=p100"], "system.gpu.gemm: is missing (`python -m dse machine list`"),
         (["study=bert", "system=t3_ring"], "system.gpu.peak_flop_per_s: is missing"),
-        (["study=cache_policies", "system=h100_8"], "system.gpu.dram: is missing"),
         (["study=ficco_sweep", "system.gpu.peak_hbm_bytes_per_s=1e12"], "is not read by simulator=analytic"),
         (["study=bert", "system.gpu.dma.num_engines=3"], "is not read by simulator=step"),
         (

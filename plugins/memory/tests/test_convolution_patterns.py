@@ -16,12 +16,12 @@ import yaml
 
 from dse.cli import main
 from dse.errors import ConfigError
-from simulators.memory.convolutions import ConvolutionPass, kernels, layers, written_out
-from simulators.memory.kernels import Application
-from simulators.memory.measured import load_measured_systems, scenarios
-from simulators.memory.measures import simulate
-from simulators.memory.phases import cuts, phases, shares
-from studies.convolution_patterns.convolutions import against, errors
+from dse_memory.convolution_patterns.convolutions import against, errors
+from dse_memory.convolutions import ConvolutionPass, kernels, layers, written_out
+from dse_memory.kernels import Application
+from dse_memory.measured import load_measured_systems, scenarios
+from dse_memory.measures import simulate
+from dse_memory.phases import cuts, phases, shares
 from tests.applications import BACKEND, design, metrics
 from tests.support import shipped
 

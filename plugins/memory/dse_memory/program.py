@@ -1,7 +1,7 @@
 """Kernels as address traces: a grid of workgroups that run one short program of loads, stores and arithmetic.
 
 A program is written once for all workgroups: addresses are affine in a workgroup's coordinates and in the counters of
-its loops, so a trace of any length takes no memory (the operations are those of `simulators.memory.engine`).
+its loops, so a trace of any length takes no memory (the operations are those of `dse_memory.engine`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.memory import engine as ops
+from dse_memory import engine as ops
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The memory system of a GPU, request by request: what CUs ask for, L1 of each, shared L2, and channels of DRAM.
 
-A kernel is a grid of workgroups that all run one short program (`simulators.memory.program`). CUs hold some of them at
+A kernel is a grid of workgroups that all run one short program (`dse_memory.program`). CUs hold some of them at
 once, and run the one that has been ready longest; requests are whole lines. In the order of time, each takes its way:
 
     CU       a line a cycle; the others go first when it is 16 cycles ahead of them, as when it waits. A load that

@@ -1,7 +1,7 @@
 """The memory backend: an application's kernels, request by request, through the caches and DRAM of one GPU.
 
 A design is a memory system, an application, which requests its caches keep, and how much is simulated. Kernels are
-address traces by class (`simulators.memory.traces`); what takes them is `simulators.memory.engine`.
+address traces by class (`dse_memory.traces`); what takes them is `dse_memory.engine`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dse.errors import Problem, Problems, did_you_mean, validate_as
 from dse.errors.rules import problems
 from dse.space import get_path
 from dse.values import LABELS
+from dse_memory.design import SECTIONS, MemoryDesign, rules
+from dse_memory.engine import READS, WRITES
+from dse_memory.measured import scenarios
+from dse_memory.measures import LAWS, METRICS, SimulatedApplication, measure, simulate
 from simulators.hardware.machine import reads
 from simulators.hardware.memory_system import MemorySystem
-from simulators.memory.design import SECTIONS, MemoryDesign, rules
-from simulators.memory.engine import READS, WRITES
-from simulators.memory.measured import scenarios
-from simulators.memory.measures import LAWS, METRICS, SimulatedApplication, measure, simulate
 from simulators.workloads.model_zoo import option_tree
 
 _VERSION = "1"

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dse_memory import engine
+from dse_memory.policy import Policy
+from dse_memory.simulation import SimulatedCost, Simulation
 from simulators.hardware.memory_system import MemorySystem
 from simulators.hardware.parts import Dram
-from simulators.memory import engine
-from simulators.memory.policy import Policy
-from simulators.memory.simulation import SimulatedCost, Simulation
 from tests.support import merged, shipped
 
 POLICIES = {name: Policy.model_validate(tree) for name, tree in shipped("policy").items()}

@@ -1,6 +1,6 @@
 """Kernels of an application by what they do: shapes of each class, and the tensors they touch.
 
-How a class touches memory is written in `simulators.memory.traces`. Names of tensors are those of the application.
+How a class touches memory is written in `dse_memory.traces`. Names of tensors are those of the application.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class MatrixProduct(Frozen):
 class Convolution(Frozen):
     """A whole layer: x [n, c, h, w] with filters w [k, c, r, s] to y [n, k, oh, ow], forward.
 
-    It is no kernel yet: `simulators.memory.convolutions` writes those of the application's algorithm for it.
+    It is no kernel yet: `dse_memory.convolutions` writes those of the application's algorithm for it.
     """
 
     kind: Literal["convolution"]

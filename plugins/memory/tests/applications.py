@@ -8,8 +8,8 @@ from typing import Any
 from dse.backend import Batch
 from dse.plugins import available
 from dse.space import set_path
-from simulators.memory.backend import MemoryBackend
-from simulators.memory.design import MemoryDesign
+from dse_memory.backend import MemoryBackend
+from dse_memory.design import MemoryDesign
 from tests.support import shipped
 
 BACKEND: MemoryBackend = available("backend")["memory"]()

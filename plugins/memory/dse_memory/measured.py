@@ -9,13 +9,13 @@ from typing import Any
 from dse.backend import Tree
 from dse.config.options import conf_dir
 from dse.errors import Problems
+from dse_memory.convolutions import ConvolutionPass
+from dse_memory.kernels import ELEMENT_BYTES
 from simulators.calibration.backend import tables
 from simulators.calibration.measurements import MeasuredRows
 from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
 from simulators.hardware.memory_system import MemorySystem
-from simulators.memory.convolutions import ConvolutionPass
-from simulators.memory.kernels import ELEMENT_BYTES
 
 PASSES: Mapping[str, str] = {"forward": "fwd", "backward_data": "bwd_data", "backward_filter": "bwd_filter"}
 """Direction -> the pass as `simulators.calibration.measurements.MeasuredRows` calls it."""

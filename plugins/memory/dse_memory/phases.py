@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dse_memory.simulation import Activity
 from simulators.hardware.memory_system import MemorySystem
-from simulators.memory.simulation import Activity
 
 Floats = NDArray[np.float64]
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulators.memory import engine
-from simulators.memory.convolutions import ALGORITHMS, DIRECTIONS, ConvolutionPass, kernels, unsupported_reason
-from simulators.memory.design import MemoryDesign
-from simulators.memory.kernels import Application
-from simulators.memory.measures import programs
-from simulators.memory.program import Program
+from dse_memory import engine
+from dse_memory.convolutions import ALGORITHMS, DIRECTIONS, ConvolutionPass, kernels, unsupported_reason
+from dse_memory.design import MemoryDesign
+from dse_memory.kernels import Application
+from dse_memory.measures import programs
+from dse_memory.program import Program
 from tests.applications import BACKEND, metrics
 from tests.support import shipped
 

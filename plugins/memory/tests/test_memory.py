@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -9,14 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.backend import Batch
+from dse.backend import Batch, check_laws
 from dse.errors import ConfigError
-from simulators.memory import engine
-from simulators.memory.kernels import Application
-from simulators.memory.measures import partition_camping, programs, simulate
-from simulators.memory.simulation import lines
+from dse.evaluation.calls import call
+from dse_memory import engine
+from dse_memory.kernels import Application
+from dse_memory.measures import partition_camping, programs, simulate
+from dse_memory.simulation import lines
 from tests.applications import BACKEND, design, metrics, tree
 from tests.support import shipped
+from tests.test_config import planned
+from tests.test_layers import paths_of, unknown_paths
 
 APPLICATIONS = tuple(name for name, tree in shipped("application").items() if "groups" in tree)
 POLICIES = tuple(shipped("policy"))
@@ -26,6 +30,12 @@ STREAM = {
     "tensors": {"x": [1 << 20], "y": [1 << 20]},
     "groups": [{"kernels": [{"kind": "elementwise", "reads": ["x"], "writes": ["y"]}]}],
 }
+
+
+MEMORIES = [name for name, tree in shipped("system").items() if tree["gpu"]["name"] == name and "dram" in tree["gpu"]]
+"""Machines of the backend, each GPU once."""
+STUDIES = {"cache_policies": "applications=[fw_act]", "cache_sizes": "applications=[fw_act]"}
+STUDIES |= {"convolution_patterns": "measured=[]"}
 
 
 def only(kernel: dict[str, Any], tensors: dict[str, list[int]], precision: str = "fp32") -> dict[str, Any]:
@@ -209,3 +219,25 @@ def test_a_replayed_design_shows_its_kernels_one_after_another() -> None:
     assert ends == sorted(ends)
     assert ends[-1] == pytest.approx(metrics("cm", "combined", {"system.gpu.launch_s": 1e-6})["time_s"])
     assert {interval.kind for interval in intervals} == {"launch", "gemm"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("study", STUDIES)
+def test_a_study_is_planned_obeys_its_laws_and_shows_what_there_is(study: str) -> None:
+    planned_study = planned(f"study={study}", STUDIES[study])
+    block = next(next(iter(planned_study.spaces.values())).blocks(4))
+    assert block.batch is not None
+    (results,) = call(planned_study.spec, [block.batch])
+    assert results.ok.all()
+    assert check_laws(results, BACKEND.laws) is results
+    paths = {path for name in ("fw_act", "conv_3x3") for path in paths_of(design(name, "combined").model_dump(), "")}
+    wanted = planned_study.settings.study.model_dump()
+    assert unknown_paths(wanted, paths, {**BACKEND.metrics, **BACKEND.relations}) == set()
+
+
+@pytest.mark.slow
+@pytest.mark.one_in(10)
+@pytest.mark.parametrize("words", list(zip_longest(shipped("application"), POLICIES, MEMORIES)), ids=str)
+def test_every_option_can_be_named_on_the_command_line(words: tuple[str | None, ...]) -> None:
+    named = [f"{group}={name}" for group, name in zip(("application", "policy", "system"), words, strict=True) if name]
+    assert planned("study=cache_policies", "applications=null", *named).spaces

@@ -22,17 +22,17 @@ from dse.results.claims import ClaimResult
 from dse.results.finished_run import FinishedRun
 from dse.results.run_folder import Outputs
 from dse.space import get_path, set_path
-from simulators.memory.backend import MemoryBackend
-from simulators.memory.convolutions import ConvolutionPass
-from simulators.memory.design import SECTIONS, MemoryDesign
-from simulators.memory.engine import READS, WRITES
-from simulators.memory.measured import scenarios
-from simulators.memory.measures import SimulatedApplication, measure, simulate
-from simulators.memory.phases import Phase, lanes, phases
-from simulators.memory.simulation import SimulatedCost
+from dse_memory.backend import MemoryBackend
+from dse_memory.convolution_patterns.convolutions import against, errors
+from dse_memory.convolutions import ConvolutionPass
+from dse_memory.design import SECTIONS, MemoryDesign
+from dse_memory.engine import READS, WRITES
+from dse_memory.measured import scenarios
+from dse_memory.measures import SimulatedApplication, measure, simulate
+from dse_memory.phases import Phase, lanes, phases
+from dse_memory.simulation import SimulatedCost
 from simulators.workloads.model_zoo import option_tree
 from studies.common.sentences import reach
-from studies.convolution_patterns.convolutions import against, errors
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class _ApplicationRun:
 
     @property
     def lanes(self) -> tuple[Any, Any, Any]:
-        """Shares by SM and channel, see `simulators.memory.phases`."""
+        """Shares by SM and channel, see `dse_memory.phases`."""
         return lanes(self.simulated.machine.activity(), self.design.system)
 
 

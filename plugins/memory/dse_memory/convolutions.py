@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from dse.values import Frozen
-from simulators.memory.kernels import (
+from dse_memory.kernels import (
     Algorithm,
     Application,
     Columns,
@@ -45,7 +45,7 @@ from simulators.memory.kernels import (
     Tap,
     Transform,
 )
-from simulators.memory.traces import CHUNK, column_tile, pixel_tile
+from dse_memory.traces import CHUNK, column_tile, pixel_tile
 
 Direction = Literal["forward", "backward_data", "backward_filter"]
 ALGORITHMS: tuple[Algorithm, ...] = ("gemm", "implicit_gemm", "fft", "fft_tiling", "winograd", "winograd_nonfused")

@@ -12,11 +12,11 @@ from dse.errors.rules import Rule
 from dse.space import get_path
 from dse.values import Frozen
 from dse.values.units import Integer
+from dse_memory.convolutions import ConvolutionPass, kernels, layers, unsupported_reason, written_out
+from dse_memory.engine import PCS
+from dse_memory.kernels import ELEMENT_BYTES, Application, touched_tensors
+from dse_memory.policy import Policy
 from simulators.hardware.memory_system import MemorySystem, whole_power
-from simulators.memory.convolutions import ConvolutionPass, kernels, layers, unsupported_reason, written_out
-from simulators.memory.engine import PCS
-from simulators.memory.kernels import ELEMENT_BYTES, Application, touched_tensors
-from simulators.memory.policy import Policy
 
 _MOST_BYTES = 2**40  # what tags of 32 bits can tell apart
 

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.backend import Law, Metric
-from simulators.memory import engine as e
-from simulators.memory.design import MemoryDesign, build_kernels
-from simulators.memory.kernels import ELEMENT_BYTES, touched_tensors
-from simulators.memory.phases import phases
-from simulators.memory.program import Program, Region
-from simulators.memory.simulation import SimulatedCost, Simulation
-from simulators.memory.traces import program
+from dse_memory import engine as e
+from dse_memory.design import MemoryDesign, build_kernels
+from dse_memory.kernels import ELEMENT_BYTES, touched_tensors
+from dse_memory.phases import phases
+from dse_memory.program import Program, Region
+from dse_memory.simulation import SimulatedCost, Simulation
+from dse_memory.traces import program
 
 Floats = NDArray[np.float64]
 

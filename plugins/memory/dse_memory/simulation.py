@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dse_memory import engine
+from dse_memory.engine import Machine
+from dse_memory.policy import Policy
+from dse_memory.program import Program
 from simulators.hardware.memory_system import Folds, MemorySystem, whole_power
-from simulators.memory import engine
-from simulators.memory.engine import Machine
-from simulators.memory.policy import Policy
-from simulators.memory.program import Program
 
 Floats = NDArray[np.float64]
 _NS = 1e9  # the engine counts in ns
@@ -33,7 +33,7 @@ _LEAST_TURNS = 4  # of a loop that is cut, so that its start does not weigh too 
 
 @dataclass(frozen=True)
 class SimulatedCost:
-    """Cost of a kernel. totals [TOTALS]: by `simulators.memory.engine`; stalled [3]: at L1, at L2, in flight [s].
+    """Cost of a kernel. totals [TOTALS]: by `dse_memory.engine`; stalled [3]: at L1, at L2, in flight [s].
 
     seconds: of the whole kernel, without its launch. busy_s: of arithmetic, of all CUs together. share: simulated.
     """

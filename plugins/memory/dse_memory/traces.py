@@ -20,7 +20,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import replace
 
-from simulators.memory.kernels import (
+from dse_memory.kernels import (
     Channels,
     Columns,
     ElementwiseKernel,
@@ -35,7 +35,7 @@ from simulators.memory.kernels import (
     Transposition,
     Window,
 )
-from simulators.memory.program import Program, Region, Touch, Writer
+from dse_memory.program import Program, Region, Touch, Writer
 
 _THREADS, _WAVE, _VECTOR_BYTES = 256, 64, 16  # of a workgroup and of a wave; bytes that a thread loads at once
 _WINDOW_ROWS = 4  # a wave each

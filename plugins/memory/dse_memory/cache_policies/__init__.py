@@ -30,7 +30,7 @@ _BUSY = 0.6  # share of the peak bandwidth from which on an application is memor
 _CLOSE = 1.03  # ratio of times up to which they match
 _PERCENT = 100.0
 _PREDICTOR = (
-    "the predictor's parameters are not published; ours were chosen on these applications (docs/explanation/memory.md)"
+    "the predictor's parameters are not published; ours were chosen on these applications (plugins/memory/README.md)"
 )
 
 

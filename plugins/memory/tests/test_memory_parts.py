@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dse_memory.kernels import ElementwiseKernel
+from dse_memory.policy import Policy
+from dse_memory.program import Program, Region, Touch, Writer
+from dse_memory.traces import program
 from simulators.hardware.memory_system import Folds, MemorySystem
-from simulators.memory.kernels import ElementwiseKernel
-from simulators.memory.policy import Policy
-from simulators.memory.program import Program, Region, Touch, Writer
-from simulators.memory.traces import program
 from tests.memory import (
     APART_NS,
     IRREDUCIBLE,
