@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.backend import STATUSES, Backend, Batch, Columns, Law, Lawful, Result, Results, check_laws
+from dse.config.options import list_options
 from dse.errors import ConfigError
 from dse.evaluation.calls import call
 from simulators.overlap.metrics import RELATIONS
@@ -18,7 +19,7 @@ from tests.test_config import planned
 from tests.test_conformance import DISTINCT
 from tests.test_grids import batches
 
-STUDIES = ["study=bert", "study=seqpoint"]
+STUDIES = [f"study={name}" for name in ("whole_models", "bert", "seqpoint") if name in list_options("study")]
 
 
 @pytest.mark.slow

@@ -188,6 +188,8 @@ def test_the_retyped_claims_are_those_of_the_shared_list(
     study: str, papers: tuple[str, ...], shared: Callable[[str], Path]
 ) -> None:
     listed = yaml.safe_load(shared("papers/claims.yaml").read_text("utf-8"))
+    if study not in list_options("study"):
+        pytest.skip(f"study={study} is of a plug-in that is not installed")
     theirs = {row["id"]: _stated(row) for row in _claims(listed, papers)}
     assert theirs
     claims = plugins.load("study", study).claims()

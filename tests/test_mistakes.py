@@ -70,7 +70,7 @@ NO_STUDY: list[Mistake] = [
     ("study==ficco_sweep", "study==ficco_sweep"),
     ("study:ficco_sweep", "study:ficco_sweep"),
     ("study=ficco_sweep,", "study=ficco_sweep,"),
-    ("study=", "study", "known here: bert"),
+    ("study=", "study", "known here: "),
     ("study", "study"),
     ("--study ficco_sweep", "--study"),
     ("--study=ficco_sweep", "--study=ficco_sweep"),

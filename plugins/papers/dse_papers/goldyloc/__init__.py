@@ -19,12 +19,12 @@ from dse.errors import Problems
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables
 from dse.results.claims import ClaimResult
 from dse.results.finished_run import FinishedRun
+from dse_papers.goldyloc.predictor import DegreePredictor, Floats, GemmQueue, score_choices
 from simulators.costs.gemm.sharing import kernels
 from simulators.hardware.machine import System
 from simulators.hardware.system import ScheduleSystem
 from simulators.workloads.operators import Gemm, Workload, workloads_of
 from studies.common.sentences import geometric_mean, largest_row
-from studies.goldyloc.predictor import DegreePredictor, Floats, GemmQueue, score_choices
 from studies.plain import Plain
 
 if TYPE_CHECKING:

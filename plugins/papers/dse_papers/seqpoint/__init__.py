@@ -21,6 +21,8 @@ from dse.plots.quantities import number
 from dse.results.claims import ClaimResult
 from dse.results.finished_run import FinishedRun
 from dse.space import Case
+from dse_papers import throughput
+from dse_papers.seqpoint import noise
 from simulators.calibration.backend import tables as measured_tables
 from simulators.calibration.predictions import predicted_by
 from simulators.hardware.device import Device
@@ -30,11 +32,9 @@ from simulators.steps.seqpoint import Iterations, Sample, choose
 from simulators.workloads.model import Run
 from simulators.workloads.model_zoo import model_tree, option_tree
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
-from studies.common import throughput
 from studies.common.facts import facts
 from studies.common.sentences import capitalised, geometric_mean, reach
 from studies.plain import Plain
-from studies.seqpoint import noise
 
 if TYPE_CHECKING:
     import pandas as pd

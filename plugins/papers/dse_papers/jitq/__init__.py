@@ -20,7 +20,8 @@ from dse.plots.timelines import timeline
 from dse.results.claims import ClaimResult
 from dse.results.finished_run import FinishedRun
 from dse.space import Case
-from simulators.costs.capacity import Base, Copies, grid
+from dse_papers.jitq import numerics
+from dse_papers.jitq.capacity import Base, Copies, grid
 from simulators.hardware.machine import merged, tree_of
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import Pim
@@ -31,7 +32,6 @@ from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.common.facts import facts
 from studies.common.iterations import at, legal_base, step_tree
 from studies.common.sentences import extremes, reach
-from studies.jitq import numerics
 from studies.plain import Plain
 
 if TYPE_CHECKING:

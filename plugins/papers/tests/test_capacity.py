@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from simulators.costs.capacity import Base, Buffer, Copies, WeightCopies, grid
+from dse_papers.jitq.capacity import Base, Buffer, Copies, WeightCopies, grid
 from simulators.hardware.number_formats import Format
 from tests.support import shipped
 
