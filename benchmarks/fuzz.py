@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.field import CHECK, cases, trials
+from benchmarks.spoiling import VALUES, slip, spoil
 from tests.campaigns.forked import CommandEnd, Commands, import_all, inside, show_progress
-from tests.campaigns.spoiling import VALUES, slip, spoil
 
 _SHOWN = 10
 

@@ -28,9 +28,9 @@ from typing import Any
 from sqlalchemy import func, select
 
 from benchmarks import recorded
+from benchmarks.pausing import formula
 from benchmarks.recorded import ROOT
 from dse.store.result_store import Store, leases, owners, results, studies
-from tests.campaigns.pausing import formula
 
 _COMMAND = ["study=kills", "--config-dir=conf", "tracking=none", "executor.jobs=2", "executor.max_retries=5"]
 _WIDTH = 50  # values of y
@@ -195,7 +195,7 @@ def _laid_out(folder: Path, study: str) -> None:
         folder / "conf" / "study" / "kills.yaml": study,
         folder / "conf" / "simulator" / "pausing.yaml": "name: pausing\nbackend: pausing\n",
         info / "METADATA": "Metadata-Version: 2.1\nName: pausing\nVersion: 0\n",
-        info / "entry_points.txt": "[dse.simulators]\npausing = tests.campaigns.pausing\n",
+        info / "entry_points.txt": "[dse.simulators]\npausing = benchmarks.pausing\n",
     }
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)

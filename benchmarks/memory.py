@@ -18,9 +18,9 @@ from functools import partial
 from typing import Any
 
 from benchmarks.timing import best
-from simulators.memory.backend import MemoryBackend
-from simulators.memory.design import MemoryDesign
-from simulators.memory.measures import simulate
+from dse_memory.backend import MemoryBackend
+from dse_memory.design import MemoryDesign
+from dse_memory.measures import simulate
 from simulators.workloads.model_zoo import option_tree
 
 _APPLICATIONS = ("fw_act", "fw_pool", "sgemm", "fw_lstm")

@@ -54,7 +54,7 @@ _MODELS = {
     "schedules": ("Schedules and their bounds", ("search_spaces",)),
     "engines": ("Task graphs and engines", ("simulators.taskgraph", "simulators.engines", "simulators.overlap")),
     "iterations": ("Whole iterations", ("simulators.steps",)),
-    "memory": ("Caches and DRAM", ("simulators.memory",)),
+    "memory": ("Caches and DRAM", ("dse_memory",)),
     "search": ("Search methods", ("dse.search",)),
 }
 """Page of equations -> its title, and the packages whose modules it lists."""
@@ -66,15 +66,16 @@ def pages() -> dict[str, str]:
 
 
 def makers() -> dict[str, Callable[[], str]]:
-    """Path of each page below `docs/` -> what writes it."""
+    """Path of each page below `docs/` -> what writes it; without those of a plug-in that is not installed."""
+    absent = () if plugins.places("dse_memory") else ("caches", "memory")
     return {
         "reference/fields/settings.md": settings,
         "reference/fields/hardware.md": hardware,
-        **{f"reference/fields/{name}.md": functools.partial(design, name) for name in _DESIGNS},
+        **{f"reference/fields/{name}.md": functools.partial(design, name) for name in _DESIGNS if name not in absent},
         "reference/options.md": options,
         "reference/commands.md": commands,
         "reference/metrics.md": metrics,
-        **{f"reference/models/{name}.md": functools.partial(models, name) for name in _MODELS},
+        **{f"reference/models/{name}.md": functools.partial(models, name) for name in _MODELS if name not in absent},
         "reference/machines/index.md": machines,
         **{f"reference/machines/{name}.md": functools.partial(machine, name) for name in list_options("system")},
     }
@@ -105,11 +106,11 @@ def models(name: str) -> str:
     title, packages = _MODELS[name]
     parts = [f"# {title}\n\nEquations, their sources and what they leave out, from the docstrings of the modules.\n"]
     for package in packages:
-        folder = ROOT.joinpath(*package.split("."))
-        for path in sorted(folder.rglob("*.py")):
+        root = plugins.places(package.partition(".")[0])[0].parent
+        for path in sorted(root.joinpath(*package.split(".")).rglob("*.py")):
             text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
             if "\n\n" in text:
-                module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+                module = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
                 parts.append(f"## {module} {{ #{module} }}\n\n{text}\n")
     return "\n".join(parts)
 
@@ -125,8 +126,11 @@ def design(name: str) -> str:
 
 def _kinds(name: str) -> Sequence[type[BaseModel]]:
     """Models whose fields a page lists."""
+    if name == "caches":
+        from dse_memory.design import MemoryDesign
+
+        return [MemoryDesign]
     from simulators.external.program import ExternalProgram
-    from simulators.memory.design import MemoryDesign
     from simulators.steps.design import StepDesign
     from simulators.workloads.operators import DagList, QueueList, ShapeList
 
@@ -134,7 +138,6 @@ def _kinds(name: str) -> Sequence[type[BaseModel]]:
     kinds: Mapping[str, Sequence[type[BaseModel]]] = {
         "schedules": families,
         "iterations": [StepDesign],
-        "caches": [MemoryDesign],
         "workloads": [ShapeList, DagList, QueueList],
         "program": [ExternalProgram],
     }

@@ -13,12 +13,12 @@ from typing import Any
 from benchmarks.gallery import run
 from dse.results.claims import judge
 from dse.results.finished_run import FinishedRun
+from dse_papers.goldyloc import STUDY as GOLDYLOC
 from dse_workgroups.arrival_study import gains, seconds_by_policy
 from dse_workgroups.fused_study import fused_within
 from dse_workgroups.queue_claims import findings, run_queues
 from simulators.hardware.machine import tree_of
 from simulators.hardware.system import ScheduleSystem
-from studies.goldyloc import STUDY as GOLDYLOC
 
 
 def goldyloc_oracle_gap() -> Mapping[str, float]:

@@ -29,13 +29,15 @@ QUIET = ("tracking=none", "store=none", "timeline=false")
 
 def studies() -> list[str]:
     """Names of the shipped studies but the long ones."""
-    return [path.stem for path in sorted((ROOT / "conf" / "study").glob("*.yaml")) if path.stem not in LONG]
+    folders = [ROOT / "conf" / "study", *ROOT.glob("plugins/*/dse_*/conf/study")]
+    return sorted(path.stem for folder in folders for path in folder.glob("*.yaml") if path.stem not in LONG)
 
 
 def run(tree: Path, study: str, folder: Path, *words: str) -> str:
     """Run a study with the code below `tree`, writing below `folder`; why it failed, or ""."""
     command = [sys.executable, "-m", "dse", f"study={study}", f"output_dir={folder}", *QUIET, *words]
-    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    places = [tree, *sorted(tree.glob("plugins/*"))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places))}
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
     return done.stderr.strip()[-500:] if done.returncode else ""
 

@@ -47,7 +47,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("study=ficco_sweep system.node.topology=m", ["system.node.topology=mesh "]),
         ("study=ficco_sweep timeline=", ["timeline=false ", "timeline=true "]),
         ("study=ficco_sweep system=p100 system.gpu.dr", ["system.gpu.dram."]),
-        ("study=bert run.prec", ["run.precision="]),
+        ("study=comp_vs_comm run.prec", ["run.precision="]),
         ("study=ficco_sweep --config", ["--config-dir="]),
         ("results report study=", ["study=ficco_sweep "]),
         ("results compare ficco", ["ficco_sweep ", "ficco_sweep/2026-01-01_00-00-00 "]),

@@ -26,6 +26,7 @@ from dse import plugins
 from dse.backend import Batch
 from dse.cli import main
 from dse.config.compose import Request, request
+from dse.config.options import list_options
 from dse.config.sweeps import range_size, sweep_knob
 from dse.errors import ConfigError
 from dse.study.plan import Plan, plan
@@ -38,7 +39,6 @@ from tests.support import (
     DEVICES,
     FAMILIES,
     FREE,
-    MEMORIES,
     OF_ONE_GPU,
     SYSTEMS,
     flat_system,
@@ -524,7 +524,7 @@ def named_once() -> Iterator[list[str]]:
         if folder.is_dir() and folder.name in named
     }
     yield from ([f"study={name}"] for name in groups.pop("study"))
-    of_studies = ("measured", "memory", "step")
+    of_studies = ("measured", "step")
     groups["simulator"] = [name for name in groups["simulator"] if name not in of_studies]
     gpus = {name: shipped("system")[name]["gpu"] for name in SYSTEMS if name != "mi100"}
     groups["system"] = [
@@ -532,13 +532,8 @@ def named_once() -> Iterator[list[str]]:
     ]  # workloads have GEMMs in bf16
     groups_of_steps = ("model", "optimizer", "kernels", "lengths", "iterations")
     of_steps = {name: list(shipped(name)) for name in groups_of_steps} | {"system": DEVICES}
-    for options in zip_longest(*of_steps.values()):
+    for options in zip_longest(*of_steps.values()) if "bert" in list_options("study") else ():  # of a plug-in
         yield ["study=bert", *(f"{group}={option}" for group, option in zip(of_steps, options, strict=True) if option)]
-    memories = [name for name in MEMORIES if shipped("system")[name]["gpu"]["name"] == name]  # each GPU once
-    of_memory = {name: list(shipped(name)) for name in ("application", "policy")} | {"system": memories}
-    for options in zip_longest(*of_memory.values()):
-        words = [f"{group}={option}" for group, option in zip(of_memory, options, strict=True) if option]
-        yield ["study=cache_policies", "applications=null", *words]
     pairs = named_together(groups.pop("schedule"), groups.pop("workload"))
     for pair, *group_options in zip_longest(pairs, *groups.values()):
         words = [f"{group}={option}" for group, option in zip(groups, group_options, strict=True) if option]
@@ -780,8 +775,10 @@ def test_grids_of_hardware_and_schedule_numbers_hold_the_designs_that_validation
 
 def test_formats_of_weights_are_typed_wherever_the_precision_of_a_run_is() -> None:
     runs = {name: tree["run"] for name, tree in shipped("study").items() if "precision" in (tree.get("run") or {})}
-    assert len(runs) >= 6
+    assert len(runs) >= 3
     formats = {"weights", "kv_cache", "gradients", "optimizer_states"}
     assert {name for name, run in runs.items() if not formats <= set(run)} == set()
-    typed = request(["study=bert", "models=[llama3_8b]", "run.mode=prefill", "run.weights=fp8", "run.kv_cache=fp8"])
+    typed = request(
+        ["study=whole_models", "models=[llama3_8b]", "run.mode=prefill", "run.weights=fp8", "run.kv_cache=fp8"]
+    )
     assert (typed.tree["run"]["weights"], typed.tree["run"]["kv_cache"]) == ("fp8", "fp8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import tempfile
@@ -32,7 +33,7 @@ from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.taskgraph.max_min_fairness import fair_rates
 from simulators.taskgraph.symmetry import patterns, reduce_graph
 from simulators.taskgraph.timeline import Timeline
-from tests import applications, iterations, test_external, test_functions, toy
+from tests import iterations, test_external, test_functions, toy
 from tests.graphs import AMOUNTS, Plan, assert_equal_totals, graphs, grids, pipelines
 from tests.support import (
     ENGINES,
@@ -186,7 +187,9 @@ def workgroups_of_fused_kernels() -> tuple[Backend, list[Batch]]:
 
 def requests_through_caches() -> tuple[Backend, list[Batch]]:
     """Sets of an L2 that is no power of two are none, nor is a row of DRAM of so few bytes."""
-    small = {"run.requests": 1000, "run.repeats": 1}
+    words = ["study=cache_policies", "application=fw_soft", "policy=combined", "run.requests=1000", "run.repeats=1"]
+    sections, simulator = request([*words, "applications=null"]).tree, BACKENDS["memory"]()
+    design = simulator.design({name: sections[name] for name in ("system", "application", "policy", "run")})
     wrong = {"system.gpu.l2.bytes": 3 << 20, "system.gpu.dram.row_bytes": 1000}
     changes: list[dict[str, Any]] = [
         {},
@@ -194,8 +197,8 @@ def requests_through_caches() -> tuple[Backend, list[Batch]]:
         wrong,
         {"system.gpu.mapping.channel_hash": "polynomial"},
     ]
-    designs = [applications.design("fw_soft", "combined", {**small, **values}) for values in changes]
-    return BACKENDS["memory"](), [Batch(point) for point in designs]
+    designs = [functools.reduce(lambda point, item: put(point, *item), values.items(), design) for values in changes]
+    return simulator, [Batch(point) for point in designs]
 
 
 def kernels_through_caches() -> tuple[Backend, list[Batch]]:

@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from dse.results.finished_run import FinishedRun
-from studies.goldyloc import STUDY
-
 _BLOCKED = """
 import sys
 sys.modules[sys.argv[1]] = None  # as where it is not installed
@@ -43,10 +40,3 @@ def test_a_store_on_a_server_needs_a_driver(words: tuple[str, ...], tmp_path: Pa
     assert done.returncode == 2, done.stderr
     assert "needs psycopg, which is not installed (pip install 'overlap-dse[postgresql]')" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_claims_that_need_scikit_learn_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    claims = STUDY.further(FinishedRun(tmp_path))
-    assert len(claims) == len(STUDY.claims())
-    assert all(claim.ours is None and "overlap-dse[learning]" in claim.remark for claim in claims.values())

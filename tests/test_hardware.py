@@ -178,10 +178,9 @@ def test_a_machine_that_cannot_be_is_told_by_path(change: dict[str, Any], messag
     ("words", "message"),
     [
         (["study=ficco_sweep", "system=p100"], "system.gpu.gemm: is missing (`python -m dse machine list`"),
-        (["study=bert", "system=t3_ring"], "system.gpu.peak_flop_per_s: is missing"),
-        (["study=cache_policies", "system=h100_8"], "system.gpu.dram: is missing"),
+        (["study=comp_vs_comm", "system=t3_ring"], "system.gpu.peak_flop_per_s: is missing"),
         (["study=ficco_sweep", "system.gpu.peak_hbm_bytes_per_s=1e12"], "is not read by simulator=analytic"),
-        (["study=bert", "system.gpu.dma.num_engines=3"], "is not read by simulator=step"),
+        (["study=comp_vs_comm", "system.gpu.dma.num_engines=3"], "is not read by simulator=step"),
         (
             ["study=ficco_sweep", "+space.system.gpu.peak_hbm_bytes_per_s=choice(1e12,2e12)"],
             "did you mean `space.system.gpu.hbm_bytes",
@@ -224,18 +223,21 @@ def test_a_node_takes_no_more_links_than_a_gpu_has(system: str, change: dict[str
             "schedule.comm_cus = 57: is more than the workgroups of the collective's kernel (56, by "
             "system.gpu.cu_copy.num_cus): some would idle (use at most 56)",
         ),
-        (["study=bert", "system=a100_8", "run.precision=fp8"], "system.gpu.efficiency: has no constants for fp8 (run."),
+        (
+            ["study=comp_vs_comm", "system=a100_8", "run.precision=fp8"],
+            "system.gpu.efficiency: has no constants for fp8 (run.",
+        ),
         (["study=ficco_sweep", "system=v100_8"], "system.gpu.peak_flop_per_s.bf16: is missing: a GEMM of the workload"),
         (
-            ["study=bert", "system=a100_8", "system.gpu.active_cus=109"],
+            ["study=comp_vs_comm", "system=a100_8", "system.gpu.active_cus=109"],
             "system.gpu.active_cus = 109: is more than the GPU has (system.gpu.num_cus = 108) (use fewer)",
         ),
         (
-            ["study=bert", "system=a100_8", "system.gpu.disabled_cache=l2"],
+            ["study=comp_vs_comm", "system=a100_8", "system.gpu.disabled_cache=l2"],
             "system.gpu.disabled_cache = 'l2': is not described: system.gpu.without_cache.l2 is missing",
         ),
         (
-            ["study=bert", "system=a100_8", "parallel.tp=8", "parallel.collectives=in_switch"],
+            ["study=comp_vs_comm", "system=a100_8", "parallel.tp=8", "parallel.collectives=in_switch"],
             "parallel.collectives = 'in_switch': needs a switch that adds (system.node.in_switch)",
         ),
     ],

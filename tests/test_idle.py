@@ -28,10 +28,7 @@ from tests.test_grids import batches, evaluated
 
 STUDIES = sorted(path.stem for path in Path("conf/study").glob("*.yaml"))
 NARROWED = {
-    "convolution_patterns": ["measured=[]"],
     "ficco_unseen": ["workload=ficco"],
-    "cache_policies": ["applications=[fw_pool]"],
-    "cache_sizes": ["applications=[fw_pool]"],
 }
 PRIORITIES = ["equal", "communication", "compute"]
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.backend import STATUSES, Backend, Batch, Columns, Law, Lawful, Result, Results, check_laws
+from dse.config.options import list_options
 from dse.errors import ConfigError
 from dse.evaluation.calls import call
 from simulators.overlap.metrics import RELATIONS
@@ -18,7 +19,7 @@ from tests.test_config import planned
 from tests.test_conformance import DISTINCT
 from tests.test_grids import batches
 
-STUDIES = ["study=bert", "study=seqpoint", "study=cache_policies"]
+STUDIES = [f"study={name}" for name in ("whole_models", "bert", "seqpoint") if name in list_options("study")]
 
 
 @pytest.mark.slow
@@ -72,7 +73,7 @@ def test_no_schedule_passes_its_ideal_on_a_shipped_machine(system: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("study", STUDIES)
 def test_what_other_backends_find_obeys_their_laws(study: str) -> None:
-    planned_study = planned(study, *(["applications=[fw_act]"] if "cache" in study else []))
+    planned_study = planned(study)
     assert isinstance(planned_study.backend, Lawful) and planned_study.backend.laws
     block = next(next(iter(planned_study.spaces.values())).blocks(64))
     assert block.batch is not None

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dse.cli import main
 from dse.values import content_keys
-from simulators.costs.capacity import Base, Buffer, Copies, WeightCopies, capacity_saving
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import Pim
 from simulators.steps.backend import iteration
@@ -179,24 +174,6 @@ def test_stages_of_a_pipeline_hold_the_copies_of_their_own_blocks(
         )
 
 
-@pytest.mark.parametrize(("format", "other"), [("mx9", None), ("mx9", "mx6"), ("mx6", None)])
-def test_what_is_saved_is_what_the_accounting_of_capacity_says(format: str, other: str | None) -> None:
-    """Layers alone, of Adam at mixed precision: 2 + 2 + 12 B of a weight, copies both ways, two layers in flight."""
-    layers = {"model.vocab": 0, "model.layers": 48, "model.hidden": 4096, "model.heads": 64, "model.ffn": 16384}
-    backward = {"backward": shipped("format")[other] if other else None, "stored": "all"}
-    stored, in_memory = (one(layers, way, format=format, **backward) for way in ("stored", "pim"))
-    formats = [Format.model_validate(shipped("format")[name]) for name in filter(None, (format, other))]
-    both = [WeightCopies(format=number_format) for number_format in formats]
-    base = Base(weights="fp32", gradients="fp32", momentum="fp32", variance="fp32")
-    saving = capacity_saving(base, Copies(forward=both[0], backward=both[1] if other else None))
-    assert stored["bytes_per_parameter"] == pytest.approx(saving.stored_bytes, rel=2e-3)  # biases have no copies
-    buffer = Buffer(num_layers=48, layers_in_flight=2).layers_in_flight / 48 * formats[0].bytes_per_element
-    assert in_memory["bytes_per_parameter"] == pytest.approx(saving.base_bytes + buffer, rel=2e-3)
-    assert in_memory["copy_bytes"] == pytest.approx(
-        in_memory["state_bytes"] * buffer / (saving.base_bytes + buffer), rel=2e-3
-    )
-
-
 @pytest.mark.parametrize("way", ["gpu", "pim"])
 def test_layers_whose_copies_are_stored_take_memory_and_no_time(way: str) -> None:
     layers = {"model.vocab": 0, "model.layers": 24, "run.micro_batches": 256}
@@ -246,40 +223,6 @@ def _key(design: BaseModel) -> Any:
 def test_a_design_that_lacks_something_is_told_what(changes: dict[str, Any], message: str) -> None:
     problems = BACKEND.problems(step({**copies("pim"), **changes}))
     assert [text for text in map(str, problems) if text.startswith(message)], [str(problem) for problem in problems]
-
-
-# The study
-
-
-def _study(folder: Path, *words: str) -> Path:
-    few = ["tracking=none", "store=none", "timeline=false"]
-    assert main(["study=jitq", f"output_dir={folder}", *few, *words]) == 0
-    return max((folder / "jitq").glob("2*"))
-
-
-@pytest.mark.nightly
-def test_the_study_judges_its_claims(tmp_path: Path) -> None:
-    folder = _study(tmp_path)
-    rows = {row["id"].partition(".")[2]: row for row in json.loads((folder / "claims.json").read_text("utf-8"))}
-    assert {name for name, row in rows.items() if row["within"] is False} == {"capacity_saved"}
-    assert [name for name, row in rows.items() if row["within"] is None] == []
-    assert "is not public" in rows["capacity_saved"]["reason"]
-    accounts = pd.read_parquet(folder / "accountings.parquet")
-    assert len(accounts) == 24
-    assert accounts["saved"].between(0.08, 0.49).all()
-    systems = pd.read_parquet(folder / "systems.parquet").set_index(["pim", "copies"])
-    assert {pim for pim, _ in systems.index} == {"hbm2_pim", "hbm3_strawman", "lpddr5x"}
-    assert systems.index.is_unique
-    lost = dict(zip(systems.index, systems["throughput_lost"].to_numpy(float), strict=True))
-    for pim in ("hbm2_pim", "hbm3_strawman", "lpddr5x"):
-        assert lost[pim, "pim"] < lost[pim, "gpu"]
-    mu = pd.read_parquet(folder / "contention.parquet")["mu"]
-    assert mu.between(0, 1).all()
-    assert mu.nunique() > 5
-    assert "by burst_rows 1: " in rows["throughput_loss"]["reason"]
-    assert "by beside all: " in rows["throughput_loss"]["reason"]
-    figures = {path.stem for path in (folder / "figures").glob("*.png")}
-    assert figures == {"front", "bursts", "units", "capacity", "turns"}
 
 
 def test_degrees_that_leave_a_server_without_a_network_are_infeasible_and_the_others_are_not() -> None:

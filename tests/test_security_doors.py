@@ -302,7 +302,7 @@ def _wait_for(path: Path) -> None:
 
 @pytest.mark.more
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("study", ["plan", "bert"])
+@pytest.mark.parametrize("study", ["plan", "comp_vs_comm"])
 def test_a_study_of_a_million_values_begins_soon(study: str) -> None:
     words = [f"study={study}", "tracking=none", "figures=none", "timeline=false", "budget.trials=4"]
     with command(*words, "+space.run.batch=range(1,1000000)", stdout=subprocess.DEVNULL) as run:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +24,6 @@ from simulators.steps.seqpoint import (
     project_epoch,
 )
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths, sequence_lengths
-from studies.seqpoint import noise
 from tests.support import shipped
 
 DATA_SETS = sorted(set(shipped("lengths")) - {"none"})
@@ -286,17 +284,3 @@ def test_a_log_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "would write over the log" in message
     assert "cannot be written" in message
     assert data.read_bytes() == before
-
-
-@pytest.mark.slow
-def test_representatives_err_with_the_noise_of_times_and_not_without() -> None:
-    lengths = np.random.default_rng(1).integers(1, 40, 400)
-    rows = pd.DataFrame(
-        noise.errors(Iterations(name="seqpoint", method="seqpoint"), lengths, 1e-3 * lengths.astype(float))
-    )
-    logged = rows[rows["lengths"] == "as logged"].sort_values("spread")
-    assert logged["error_p90"].iloc[0] <= 0.01  # what SeqPoint allows
-    assert logged["error_p90"].iloc[-1] > 3 * logged["error_p90"].iloc[0]
-    assert 0 < noise.measured_scatter() < 0.05
-    anew = rows[rows["lengths"] == "drawn anew"].sort_values("spread")
-    assert (anew["error_median"].iloc[:3].to_numpy() >= logged["error_median"].iloc[:3].to_numpy()).all()

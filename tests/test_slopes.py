@@ -177,6 +177,7 @@ def test_robustness_says_what_each_number_of_the_machine_does_to_the_winners(
 def test_a_backend_that_knows_no_derivatives_has_differences_of_the_objective(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("dse_papers")
     monkeypatch.chdir(tmp_path)
     assert main(["study=bert", "tracking=none", "figures=none"]) == 0
     words = ["results", "robustness", "study=bert", "samples=2", "range=2", "vary=system.gpu.peak_hbm_bytes_per_s=0.1"]

@@ -99,6 +99,7 @@ def test_a_move_changes_one_number_and_leaves_the_plan_as_it_was(study: str) -> 
 
 @pytest.mark.slow
 def test_a_source_may_say_how_far_off_its_number_is() -> None:
+    pytest.importorskip("dse_papers")
     factors: dict[str, list[float]] = {}
     for move in moves(plan_words(["study=goldyloc"])):
         factors.setdefault(move.path, []).append(move.factor)

@@ -45,4 +45,10 @@ COMMANDS = {
         ),
     ),
 }
-GROUPS = {"study": "Studies", "simulator": "Simulators", "fidelity": "Ladders of models", "figures": "Figures"}
+GROUPS = {
+    "study": "Studies",
+    "simulator": "Simulators",
+    "fidelity": "Ladders of models",
+    "figures": "Figures",
+    "tracking": "Tracking",
+}

@@ -33,11 +33,11 @@ from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.files import check_columns, open_plain_file
+from dse_memory.engine import PCS
+from dse_memory.policy import Policy
+from dse_memory.simulation import SimulatedCost, Simulation
 from dse_memory_traces import accelsim
 from simulators.hardware.memory_system import MemorySystem
-from simulators.memory.engine import PCS
-from simulators.memory.policy import Policy
-from simulators.memory.simulation import SimulatedCost, Simulation
 
 Ints = NDArray[np.int64]
 Cells = tuple[NDArray[Any], NDArray[np.bool_]]

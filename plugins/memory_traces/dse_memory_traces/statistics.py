@@ -29,13 +29,13 @@ from dse.results import provenance
 from dse.results.run_folder import Outputs
 from dse.results.words import cell
 from dse.space import set_path
+from dse_memory import engine
+from dse_memory.backend import MemoryBackend
+from dse_memory.design import MemoryDesign
+from dse_memory.measures import METRICS, SimulatedApplication, measure
+from dse_memory.simulation import Simulation
 from dse_memory_traces.recorded import RequestRecording, read, replay_recording
 from simulators.hardware.machine import tree_of
-from simulators.memory import engine
-from simulators.memory.backend import MemoryBackend
-from simulators.memory.design import MemoryDesign
-from simulators.memory.measures import METRICS, SimulatedApplication, measure
-from simulators.memory.simulation import Simulation
 from simulators.workloads.model_zoo import option_tree
 
 if TYPE_CHECKING:

@@ -22,12 +22,12 @@ from dse.cli import main
 from dse.errors import ConfigError
 from dse.results.run_folder import Outputs
 from dse.space import set_path
+from dse_memory.design import MemoryDesign
+from dse_memory.program import Region, Touch, Writer
+from dse_memory.simulation import Simulation
 from dse_memory_traces import accelsim
 from dse_memory_traces.recorded import ADDRESS, CU, STORE, RequestRecording, reach, read
 from dse_memory_traces.statistics import RecordingReplay, banks, channels, design_of, run, sets, statistics_record
-from simulators.memory.design import MemoryDesign
-from simulators.memory.program import Region, Touch, Writer
-from simulators.memory.simulation import Simulation
 from tests.support import shipped
 
 LINE = 64

@@ -15,13 +15,13 @@ from dse.backend import Tree
 from dse.errors import ConfigError, Problem, Problems, validate_as
 from dse.values import Frozen
 from dse.values.units import Bytes, Integer
+from dse_memory.backend import MemoryBackend
+from dse_memory.design import MemoryDesign
+from dse_memory.kernels import Application
+from dse_memory.measures import SimulatedApplication
+from dse_memory.simulation import ListedKernel, SimulatedCost, Simulation
 from dse_ptx.applications import APPLICATIONS, Launch, LaunchList
 from dse_ptx.lists import BlockLists, block_lists
-from simulators.memory.backend import MemoryBackend
-from simulators.memory.design import MemoryDesign
-from simulators.memory.kernels import Application
-from simulators.memory.measures import SimulatedApplication
-from simulators.memory.simulation import ListedKernel, SimulatedCost, Simulation
 
 
 class KernelSource(Frozen):

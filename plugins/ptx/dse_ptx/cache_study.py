@@ -18,7 +18,7 @@ from dse.results.claims import Claim, ClaimResult, judge
 from dse.results.finished_run import FinishedRun
 from dse.results.published import PublishedFigure
 from dse.results.run_folder import Outputs
-from studies.cache_policies import CachePolicies, application_categories, metrics_by_policy
+from dse_memory.cache_policies import CachePolicies, application_categories, metrics_by_policy
 
 if TYPE_CHECKING:
     import pandas as pd

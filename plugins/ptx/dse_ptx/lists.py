@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dse_memory.engine import LISTED_COMPUTE, LISTED_LOAD, LISTED_STORE, LISTED_WAIT
 from dse_ptx.coalescing import GLOBAL, coalesce
 from dse_ptx.sm_kernel import SECTOR_BYTES
 from dse_ptx.warp_trace import Code, Unit, WarpTrace
 from simulators.compiled import compile_lazily
-from simulators.memory.engine import LISTED_COMPUTE, LISTED_LOAD, LISTED_STORE, LISTED_WAIT
 
 Ints = NDArray[np.int64]
 _LANES = 32
@@ -29,7 +29,7 @@ _WORK = {Unit.INTEGER: 2, Unit.FP32: 2, Unit.FP64: 2, Unit.FP16: 2, Unit.SPECIAL
 
 @dataclass(frozen=True)
 class BlockLists:
-    """Lists of blocks: rows [R, 5] as `simulators.memory.engine.run` takes them, begins [blocks + 1].
+    """Lists of blocks: rows [R, 5] as `dse_memory.engine.run` takes them, begins [blocks + 1].
 
     stores: of each instruction that makes requests, by its number, whether it stores.
     """

@@ -1,7 +1,7 @@
 """What a launch does over time, as AerialVision (ISPASS 2010) shows it: instructions, warps, stalls, caches and DRAM.
 
 Bins of time are those of the simulation, and phases the stretches in which instructions issued, requests at L2 and the
-bandwidth of DRAM stay alike (`simulators.memory.phases`).
+bandwidth of DRAM stay alike (`dse_memory.phases`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.backend import Interval
+from dse_memory.measures import partition_camping
+from dse_memory.phases import cuts
 from dse_ptx.timing import SLOT_NAMES, LaunchTime
 from dse_ptx.warp_trace import Unit
-from simulators.memory.measures import partition_camping
-from simulators.memory.phases import cuts
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,7 +10,7 @@ cannot be issued, and a scheduler sleeps until the first of its warps can go on.
     pipelines   one of a scheduler or of the SM takes an instruction every `interval` cycles; values are there after
                 `latency`. Shared memory is busy for as many cycles as the busiest bank has words
     memory      a line of 128 bytes a cycle looks into L1; sectors of 32 bytes that miss take a place in flight and a
-                turn at the SM's port, then L2 and DRAM of `simulators.memory.engine`. A full SM replays the rest later
+                turn at the SM's port, then L2 and DRAM of `dse_memory.engine`. A full SM replays the rest later
 
 SMs run for `WINDOW` cycles one after another, so that requests of different SMs may be out of order by so much.
 """
@@ -22,9 +22,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dse_memory import engine
+from dse_memory.engine import Machine
 from simulators.compiled import flat_over, inline_always, inline_never
-from simulators.memory import engine
-from simulators.memory.engine import Machine
 
 Shorts = NDArray[np.int32]
 Ints = NDArray[np.int64]

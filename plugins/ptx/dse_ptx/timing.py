@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem
+from dse_memory import engine
+from dse_memory.policy import Policy
+from dse_memory.simulation import Simulation
 from dse_ptx import sm_kernel as sk
 from dse_ptx.sm_arrays import LANES, Grid, Instructions, instructions, shape_of
 from dse_ptx.sms import SmArray
 from dse_ptx.warp_trace import WarpTrace
-from simulators.memory import engine
-from simulators.memory.policy import Policy
-from simulators.memory.simulation import Simulation
 
 Ints = NDArray[np.int64]
 SLOT_NAMES = ("issued", "memory", "shared", "alu", "pipeline", "barrier", "not selected", "idle")
@@ -36,7 +36,7 @@ class LaunchTime:
 
     seconds: of the whole launch with `launch_s`. cycles: that were simulated. simulated: share of blocks.
     sampling_error: by how much two halves of the steady state differ, over the time that was left out, as a share of
-    the whole; 0 if nothing was. flop, counts (by `sm_kernel`) and l2 (totals of `simulators.memory.engine`) are of the
+    the whole; 0 if nothing was. flop, counts (by `sm_kernel`) and l2 (totals of `dse_memory.engine`) are of the
     simulated blocks, and ends [blocks] the cycles in which they ended. issued [bins, SMs]: warp instructions; states,
     slots [bins, 8]: cycles of warps and of schedulers by SLOT_NAMES; units [bins, 16]: warp instructions by `Unit`;
     slices [bins, channels, 2]: requests at L2, and those that hit; dram [bins, channels] of `dram_bin_s`: lines.

@@ -13,13 +13,13 @@ import torch
 from torch.nn import functional
 
 from dse.cli import main
+from dse_memory.engine import LISTED_COMPUTE, LISTED_LOAD, LISTED_STORE, LISTED_WAIT
 from dse_ptx.applications import APPLICATIONS
 from dse_ptx.build import KERNELS
 from dse_ptx.checking.scripts import LANES, Script
 from dse_ptx.execution import Module, PtxDevice
 from dse_ptx.lists import block_lists
 from dse_ptx.warp_trace import Unit
-from simulators.memory.engine import LISTED_COMPUTE, LISTED_LOAD, LISTED_STORE, LISTED_WAIT
 from tests.support import shipped
 
 pytestmark = pytest.mark.more

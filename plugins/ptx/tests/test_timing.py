@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from dse.errors import ConfigError
+from dse_memory import engine
+from dse_memory.simulation import Simulation
 from dse_ptx import sm_kernel as sk
 from dse_ptx.checking.scripts import LANES, Script, chain, shared_loads, stream
 from dse_ptx.coalescing import ATOMIC, GLOBAL, SHARED, coalesce
@@ -17,8 +19,6 @@ from dse_ptx.sm_arrays import Grid
 from dse_ptx.sms import SmArray, names, sm_array
 from dse_ptx.timing import WRITE_BACK, occupancy, time_launch
 from dse_ptx.warp_trace import Unit
-from simulators.memory import engine
-from simulators.memory.simulation import Simulation
 
 pytestmark = pytest.mark.more  # the model is compiled once, in half a minute
 
