@@ -64,9 +64,9 @@ faults: setup ## inject every fault of the survival matrix and record the outcom
 parity: setup ## test tracking with the oldest and the newest MLflow that are allowed
 	for mlflow in $(MLFLOWS); do \
 	    $(BIN)/python -m venv --clear .parity && \
-	    .parity/bin/python -m pip install --quiet --disable-pip-version-check "mlflow==$$mlflow" -e '.[dev]' -e plugins/tracking && \
+	    .parity/bin/python -m pip install --quiet --disable-pip-version-check "mlflow==$$mlflow" -e '.[dev]' && \
 	    .parity/bin/python -m pip list --disable-pip-version-check | grep '^mlflow ' && \
-	    .parity/bin/python -m pytest plugins/tracking/tests/test_tracking.py plugins/tracking/tests/test_shared_views.py || exit 1; \
+	    .parity/bin/python -m pytest tests/test_tracking.py tests/test_shared_views.py || exit 1; \
 	done; rm -rf .parity
 
 cluster: setup ## kill parts of a cluster, restart its database, cut its links (as root), and time it

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dse.results.selection import SelectionRule
-from dse_tracking.database import open_store
-from dse_tracking.study import StudyFolder
-from dse_tracking.sync import sync
+from dse.tracking.database import open_store
+from dse.tracking.study import StudyFolder
+from dse.tracking.sync import sync
 
 
 @dataclass(frozen=True)

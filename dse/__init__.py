@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from dse.results.study_result import StudyResult
 
 __version__ = "0.1.0"
+VIEWS = {"optuna": "dse.tracking.optuna_storage:optuna_studies"}
+"""Views of a finished run, by name (`dse.plugins`)."""
 __all__ = ["codesign", "load", "optimise", "plan", "result", "run"]
 
 

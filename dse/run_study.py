@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import sys
 from collections import Counter
@@ -11,9 +10,8 @@ from contextlib import AbstractContextManager, closing, nullcontext, redirect_st
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from dse import plugins
 from dse.evaluation.evaluators import evaluator_kind
 from dse.evaluation.signals import SignalInterrupt, Stop, stoppable
 from dse.results import provenance, report
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from dse.study.resume import Begun
+    from dse.tracking.process import BackgroundTracking
 
 _FEW_KNOBS = 3  # that are named in a line
 
@@ -82,29 +81,14 @@ class SeveralRuns:
             report.console().print(part, soft_wrap=isinstance(part, str))
 
 
-class ViewWriter(Protocol):
-    """What writes views of a study beside it; a package declares the function that opens one as `TRACKERS["views"]`."""
-
-    def begin(self, folder: Path) -> None:
-        """Start to write the points of a study run, whose table, summary, configuration and provenance are complete."""
-
-    def finish(self) -> None:
-        """Write the rest once the folder is complete, and print what became of it."""
-
-
-def _open_tracking(planned: Plan) -> AbstractContextManager[ViewWriter | None]:
-    """What writes views of the study; None where none is asked for, which imports nothing, or none is installed."""
+def _open_tracking(planned: Plan) -> AbstractContextManager[BackgroundTracking | None]:
+    """The process that writes views of the study; None where none is asked for, which imports nothing."""
     wanted = planned.settings.tracking
     if wanted.uri is None and wanted.optuna is None:
         return nullcontext()
-    place = plugins.declaration("TRACKERS", "views")
-    if place is None:
-        way = "pip install overlap-dse-tracking, or write tracking=none"
-        print(f"note: tracking needs a plug-in that is not installed ({way})", file=sys.stderr)
-        return nullcontext()
-    module, _, function = place.partition(":")
-    opened: AbstractContextManager[ViewWriter] = getattr(importlib.import_module(module), function)(wanted)
-    return opened
+    from dse.tracking.process import background_tracking
+
+    return background_tracking(wanted)
 
 
 def _present(planned: Plan, outputs: Outputs, drawing: FigureWorkers) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import copy
 import functools
 import gc
@@ -37,6 +36,7 @@ from pydantic import BaseModel
 from dse.backend import Backend, Batch, Result
 from dse.plugins import PACKAGES, available, configurations
 from dse.space import get_path, set_path
+from dse.tracking.database import open_store
 from dse.values import leaves
 from simulators.hardware.machine import tree_of
 from simulators.hardware.network import Pattern
@@ -87,8 +87,7 @@ Three seconds of a quiet machine, and what the first test pays for others that r
 def pytest_sessionstart() -> None:
     """Import in CI what takes seconds to import, or the test that happens to be first is charged with it."""
     for name in ("mlflow", "optuna", "sklearn.ensemble") if os.environ.get("CI") else ():
-        with contextlib.suppress(ImportError):  # of a plug-in that is not installed
-            importlib.import_module(name)
+        importlib.import_module(name)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -383,7 +382,7 @@ def until(holds: Callable[[], bool], *, seconds: float) -> bool:
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty database of MLflow, to be copied; building one takes a second."""
     file = tmp_path_factory.mktemp("store") / "mlflow.db"
-    pytest.importorskip("dse_tracking.database").open_store(f"sqlite:///{file}")
+    open_store(f"sqlite:///{file}")
     return file
 
 

@@ -375,7 +375,6 @@ def test_own_shapes_run_on_every_topology(elsewhere: Path, capsys: pytest.Captur
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_multirun_runs_several_studies_and_every_point_becomes_a_run_in_mlflow(tmp_path: Path) -> None:
-    pytest.importorskip("dse_tracking")
     done = python("-m", "dse", "--multirun", "seed=0,1", *FAST[:2], *FAST[3:], folder=tmp_path)
     assert done.returncode == 0, done.stderr
     folders = [path for path in (tmp_path / "outputs" / "ficco_sweep").iterdir() if not path.is_symlink()]
@@ -422,7 +421,6 @@ def test_claims_are_judged_on_complete_tables_only(study: tuple[Path, str], tmp_
 def test_a_study_is_shown_in_mlflow_and_of_a_long_table_the_fronts_and_baselines(
     elsewhere: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("dse_tracking")
     assert main([*FAST[:2], "figures=none", "tracking.uri=sqlite:///mlflow.db", "tracking.whole_up_to=1"]) == 0
     table = dse.load("ficco_sweep")
     assert f"1 runs of {len(table)} points" in (output := capfd.readouterr().out)
@@ -490,6 +488,9 @@ def lives(group: int) -> bool:
         (["results", "report"], ["study", "is missing"]),
         (["results", "report", "study=ficco_sweep"], ["study = 'ficco_sweep'", "python -m dse study=ficco_sweep"]),
         (["results", "report", "stduy=x"], ["stduy=x", "did you mean `study=x`?"]),
+        (["ui", "port=no"], ["port = 'no'"]),
+        (["ui", "port=0"], ["port = '0'"]),
+        (["ui"], ["mlflow.db"]),
     ],
     ids=" ".join,
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import socket
@@ -10,13 +9,13 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from dse.cli import main
 from dse.evaluation import workers
+from dse.tracking.doctor import check_database
 from tests.support import CONF, REPOSITORY
 from tests.toy import distribution
 
@@ -49,7 +48,8 @@ def test_a_sound_installation_has_no_failure_and_leaves_nothing_behind(capsys: p
         "terminal",
         "numba",
         "results",
-        *(("MLflow", "ui") if find_spec("dse_tracking") else ()),
+        "MLflow",
+        "ui",
     } <= set(lines)
     assert not any(line.startswith("fail") for line in lines.values())
     assert list(Path().iterdir()) == []
@@ -61,7 +61,9 @@ def test_details_are_shown_on_demand(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.parametrize("version", ["ok", "older", "newer"])
 def test_a_database_of_another_mlflow_is_told(version: str, capsys: pytest.CaptureFixture[str]) -> None:
-    revisions, newest = pytest.importorskip("dse_tracking.doctor")._revisions()
+    from dse.tracking.doctor import _revisions
+
+    revisions, newest = _revisions()
     assert newest in revisions
     database({"ok": newest, "older": min(revisions - {newest}), "newer": "f" * 12}[version])
     line = told(capsys, code=4 if version == "newer" else 0)["MLflow"]
@@ -71,13 +73,13 @@ def test_a_database_of_another_mlflow_is_told(version: str, capsys: pytest.Captu
 
 @pytest.mark.slow
 def test_a_database_that_mlflow_made_is_of_the_installed_version() -> None:
-    pytest.importorskip("dse_tracking.database").open_store("sqlite:///mlflow.db")
-    check_database = importlib.import_module("dse_tracking.doctor").check_database
+    from dse.tracking.database import open_store
+
+    open_store("sqlite:///mlflow.db")
     assert [finding.level for finding in check_database({"uri": "sqlite:///mlflow.db"})] == ["ok"]
 
 
 def test_damaged_databases_are_told_with_what_mends_them(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("dse_tracking")
     Path("outputs").mkdir()
     for name in ("mlflow.db", "outputs/results.db"):
         Path(name).write_bytes(b"no database" * 1000)

@@ -242,10 +242,10 @@ def test_a_damaged_file_ends_every_command_in_a_sentence(
     name: str, kind: str, command: str, run: Path, ends: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the file, where the command cannot do without it; nothing is written outside, and nothing is run."""
+    monkeypatch.setattr(
+        "dse.tracking.views.show", lambda *_: Counter()
+    )  # what is not damaged takes MLflow long to write
     if command == "sync":
-        pytest.importorskip("dse_tracking")
-        # what is not damaged takes MLflow long to write
-        monkeypatch.setattr("dse_tracking.views.show", lambda *_: Counter())
         shutil.rmtree(run.parent / OTHER)
     OF[name][kind](run / name)
     message = ends(*COMMANDS[command])
@@ -383,10 +383,9 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         places.append((wanted.uri, wanted.optuna))
         return Counter(written=1)
 
-    pytest.importorskip("dse_tracking")
-    monkeypatch.setattr("dse_tracking.views.show", show)
-    monkeypatch.setattr("dse_tracking.views.open_store", places.append)
-    monkeypatch.setattr("dse_tracking.views.reap", lambda store: 0)
+    monkeypatch.setattr("dse.tracking.views.show", show)
+    monkeypatch.setattr("dse.tracking.views.open_store", places.append)
+    monkeypatch.setattr("dse.tracking.views.reap", lambda store: 0)
     return places
 
 

@@ -40,7 +40,7 @@ def test_few_modules_stand_at_the_root_of_a_package() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("package", "most"), [("dse", 75), ("simulators", 16)])
+@pytest.mark.parametrize(("package", "most"), [("dse", 80), ("simulators", 16)])
 def test_few_arrows_go_from_room_to_room(package: str, most: int) -> None:
     assert len(house.arrows(package)) <= most
 
@@ -116,8 +116,8 @@ def test_the_house_does_not_grow() -> None:
         "long classes": (len(house.long_classes()), 0),
         "homonyms": (len(house.public_homonyms()), 0),
         "classes named by participles": (len(house.participle_classes()), 2),
-        "dependencies": (len(house.dependencies()), 17),
-        "environment [MB]": (house.environment_mb(), 700),
+        "dependencies": (len(house.dependencies()), 18),
+        "environment [MB]": (house.environment_mb(), 860),
         "words of documentation": (house.docs_words(), 30_000),
         "lines of tests per line": (house.tests_per_line(), 0.448),
     }

@@ -19,6 +19,7 @@ from dse.errors import ConfigError
 from dse.plots import Axis, Frame, tables
 from dse.results.decisions import NOISE, Decision, _closest, gain_text, with_ranges, wrong_if_known
 from dse.results.study_result import StudyResult
+from dse.tracking.study import StudyFolder
 from simulators.calibration.residual_groups import (
     FEWEST,
     ResidualRow,
@@ -258,7 +259,7 @@ def test_intervals_are_in_the_table_in_python_and_in_tracking(
     assert row["speedup_low"] < row["speedup"] < row["speedup_high"] and row["fastest"] == decision.fastest
     assert f"{row['speedup']:.2f}x ({row['speedup_low']:.2f}–{row['speedup_high']:.2f})" in output
     assert (NOISE in output) == (not decision.is_decided)
-    folder = pytest.importorskip("dse_tracking.study").StudyFolder(result.folder)
+    folder = StudyFolder(result.folder)
     curves = {curve.name: curve.values[-1] for curve in folder.curves()}
     assert curves["speedup_low"] == row["speedup_low"] and curves["speedup_high"] == row["speedup_high"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import textwrap
@@ -272,6 +273,8 @@ COMMANDS: list[Mistake] = [
     ("ui 5001", "5001"),
     ("ui port=abc", "port = 'abc'", "from 1 to 65535"),
     ("ui --port=5001", "--port=5001"),
+    ("ui uri=sqlite:///absent.db", "absent.db", "run a study with tracking first"),
+    ("ui uri=sqlite:///no_database.db", "no_database.db", "sync repair=true"),
     ("store check output_dir=nowhere", "output_dir = 'nowhere'", "run a study first"),
     ("profile memory data=other_columns.csv", "other_columns.csv, line 1", "has no column address"),
     ("profile memory data=folder", "data = 'folder'", "name a .parquet, .csv, .traceg"),
@@ -377,6 +380,15 @@ def test_a_mistake_is_refused_in_three_lines_and_what_these_suggest_works(
 def test_sixty_mistakes_are_distinct() -> None:
     assert len({line for line, *_ in ALL}) == len(ALL) >= 60
     assert sum(len(mistake) == 2 for mistake in ALL) >= 60
+
+
+def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mlflow.db").touch()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert main(["ui", f"port={taken.getsockname()[1]}"]) == 2
+    assert "choose another port" in capsys.readouterr().err
 
 
 @pytest.mark.slow

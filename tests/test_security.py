@@ -23,6 +23,7 @@ from dse.errors import hidden, redact
 from dse.errors.parsing import MOST_NODES
 from dse.results import provenance
 from dse.results.report import console
+from dse.tracking.study import StudyFolder
 from tests.folders import finished, odd_table
 from tests.support import CONF, REPOSITORY, flat_system, syntax
 
@@ -203,7 +204,7 @@ def test_texts_of_a_configuration_are_shown_as_they_are_and_never_as_markup(tmp_
     folder = finished(tmp_path, table)
     config = (folder / "config.yaml").read_text("utf-8").replace("which is best?", json.dumps(XSS)[1:-1])
     (folder / "config.yaml").write_text(config, encoding="utf-8")
-    note = pytest.importorskip("dse_tracking.study").StudyFolder(folder).note()
+    note = StudyFolder(folder).note()
     assert "<" not in note
     assert "](" not in note
     assert {row.replace(r"\|", "").count("|") for row in note.splitlines()[2:]} == {4}
@@ -215,7 +216,7 @@ def test_the_console_prints_markup_of_a_name_as_it_is(capsys: pytest.CaptureFixt
 
 
 def test_the_user_interface_listens_on_this_machine_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = pytest.importorskip("dse_tracking.server")
+    from dse.tracking import server
 
     (tmp_path / "mlflow.db").touch()
     started: list[list[str]] = []
@@ -295,8 +296,9 @@ def test_nothing_evaluates_text_or_reads_pickles() -> None:
 
 
 def test_mlflow_is_told_to_read_no_pickles() -> None:
-    database = pytest.importorskip("dse_tracking.database")
-    assert database.ENVIRONMENT["MLFLOW_ALLOW_PICKLE_DESERIALIZATION"] == "false"
+    from dse.tracking.database import ENVIRONMENT
+
+    assert ENVIRONMENT["MLFLOW_ALLOW_PICKLE_DESERIALIZATION"] == "false"
 
 
 # Provenance

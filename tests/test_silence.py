@@ -20,6 +20,8 @@ from dse.store.database import StoreError
 from dse.store.result_store import Store, recorded_keys, studies
 from dse.store.session import Hold, StoreSession
 from dse.study.resume import begin
+from dse.tracking.database import TrackingError, open_store
+from dse.tracking.sync import sync
 from tests import toy
 from tests.campaigns.postgres import Server
 from tests.folders import finished, odd_table
@@ -171,15 +173,14 @@ def test_a_wrong_name_is_told_before_a_restart_would_be_over(postgres: Server, n
 def test_a_view_whose_server_falls_silent_is_passed_over(
     proxy: Proxy, direct: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    database, sync = pytest.importorskip("dse_tracking.database"), pytest.importorskip("dse_tracking.sync").sync
     monkeypatch.setattr("dse.store.postgres.ANSWER_S", 2.0)
-    folder, store = finished(tmp_path, odd_table()), database.open_store(proxy.before(direct))
+    folder, store = finished(tmp_path, odd_table()), open_store(proxy.before(direct))
     proxy.is_silent = True
-    with pytest.raises(database.TrackingError, match="MLflow could not"):
+    with pytest.raises(TrackingError, match="MLflow could not"):
         in_time(lambda: sync(folder, store, SelectionRule("all")))
     assert store.engine is not None
     store.engine.dispose()
-    assert sync(folder, database.open_store(direct), SelectionRule("all")).num_points == 6
+    assert sync(folder, open_store(direct), SelectionRule("all")).num_points == 6
 
 
 # A slow network

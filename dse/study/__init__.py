@@ -45,10 +45,4 @@ COMMANDS = {
         ),
     ),
 }
-GROUPS = {
-    "study": "Studies",
-    "simulator": "Simulators",
-    "fidelity": "Ladders of models",
-    "figures": "Figures",
-    "tracking": "Tracking",
-}
+GROUPS = {"study": "Studies", "simulator": "Simulators", "fidelity": "Ladders of models", "figures": "Figures"}

@@ -6,7 +6,6 @@ import http.server
 import os
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -22,14 +21,12 @@ import pytest
 from dse.cli import main
 from dse.results.selection import SelectionRule
 from dse.study.settings import TrackingSettings
-from dse_tracking.optuna_storage import StorageError
-from dse_tracking.optuna_storage import show as show_in_optuna
-from dse_tracking.process import background_tracking
+from dse.tracking.optuna_storage import StorageError
+from dse.tracking.optuna_storage import show as show_in_optuna
+from dse.tracking.process import background_tracking
 from tests.folders import GOALS, finished, key, odd_table, wide_table
-from tests.support import REPOSITORY
 
-PATHS = os.pathsep.join(map(str, [REPOSITORY, REPOSITORY / "plugins" / "tracking"]))
-"""Where processes of tests find the code."""
+REPOSITORY = Path(__file__).parents[1]
 ALL = SelectionRule("all")
 
 
@@ -223,7 +220,7 @@ def test_a_process_that_is_killed_is_told_and_passed_over(here: Path, capfd: pyt
 def children(parent: int) -> list[int]:
     """Children of a process that are the process beside a study."""
     pids = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return [int(pid) for pid in pids if b"dse_tracking.process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [int(pid) for pid in pids if b"dse.tracking.process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def the_child(parent: int) -> int:
@@ -266,13 +263,13 @@ def _ended_well(here: Path, *, working: bool) -> bool:
     """Whether a process whose study is killed leaves no run that seems to run; it must end, and lose nothing."""
     folder = finished(here / "outputs", wide_table(20000))
     code = (
-        "import sys, time, threading; from pathlib import Path; from dse_tracking.process import background_tracking\n"
+        "import sys, time, threading; from pathlib import Path; from dse.tracking.process import background_tracking\n"
     )
     code += "from dse.study.settings import TrackingSettings\n"
     code += "with background_tracking(TrackingSettings(name='x', uri='sqlite:///mlflow.db', points='all')) as shown:\n"
     code += "    print('ready', flush=True)\n"
     code += f"    shown.begin(Path({str(folder)!r})); shown.finish()\n" if working else "    time.sleep(60)\n"
-    environment = os.environ | {"PYTHONPATH": PATHS}
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as study:
         assert study.stdout is not None
         study.stdout.readline()
@@ -310,7 +307,7 @@ def test_optuna_shows_every_point_once(here: Path, storage: str) -> None:
     folder = finished(here / "outputs", odd_table())
     assert [show_in_optuna(folder, storage, ALL) for _ in range(2)] == [6, 0]
     names = ["sweep/2026-11-21_07-40-12/g1", "sweep/2026-11-21_07-40-12/g2"]
-    from dse_tracking.optuna_storage import _open
+    from dse.tracking.optuna_storage import _open
 
     first, second = (optuna.load_study(study_name=name, storage=_open(storage)) for name in names)
     assert first.metric_names == ["makespan_s", "energy_J"]
@@ -332,7 +329,7 @@ def test_optuna_shows_every_point_once(here: Path, storage: str) -> None:
 def test_a_sampler_that_goes_on_from_the_view_avoids_what_failed(here: Path) -> None:
     import optuna
 
-    from dse_tracking.optuna_storage import _open
+    from dse.tracking.optuna_storage import _open
 
     rows = wide_table(60)
     modes = np.array(["plain", "bad", "worse", "worst"])[np.arange(60) % 4]
@@ -362,29 +359,3 @@ def test_a_storage_that_fails_is_told(here: Path, capsys: pytest.CaptureFixture[
     (here / "trials.db").write_bytes(b"garbage " * 1000)
     assert main(["store", "sync", "optuna=sqlite:///trials.db"]) == 4
     assert "Optuna's storage was passed over" in capsys.readouterr().err
-
-
-# The user interface
-
-
-@pytest.mark.parametrize(
-    ("word", "part"),
-    [
-        ("port=no", "port = 'no'"),
-        ("port=0", "port = '0'"),
-        ("uri=sqlite:///no_database.db", "sync repair=true"),
-        ("uri=sqlite:///absent.db", "run a study with tracking first"),
-    ],
-)
-def test_what_cannot_be_served_is_refused(word: str, part: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("no_database.db").write_bytes(b"garbage " * 1000)
-    assert main(["ui", word]) == 2
-    assert part in capsys.readouterr().err
-
-
-def test_a_port_that_is_taken_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        assert main(["ui", f"port={taken.getsockname()[1]}"]) == 2
-    assert "choose another port" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from dse.errors import hidden
 from dse.results.decisions import metrics_of_winners
 from dse.results.selection import SelectionRule, shown_rows
 from dse.store.owner import Owner, me
-from dse_tracking.database import (
+from dse.tracking.database import (
     TrackingError,
     TrackingStore,
     artifact_root,
@@ -24,10 +24,10 @@ from dse_tracking.database import (
     sqlite_file,
     write_lock,
 )
-from dse_tracking.points import mlflow_name, points, truncate
-from dse_tracking.shared_views import BEST, FRONT, RUNS, PointColumns, points_view, runs_view, set_view
-from dse_tracking.study import StudyFolder
-from dse_tracking.writer import PointDestination, WriteOutcome, write
+from dse.tracking.points import mlflow_name, points, truncate
+from dse.tracking.shared_views import BEST, FRONT, RUNS, PointColumns, points_view, runs_view, set_view
+from dse.tracking.study import StudyFolder
+from dse.tracking.writer import PointDestination, WriteOutcome, write
 
 _AMOUNTS: Final = ("none", "selected", "all")  # of points, ascending; points are never removed
 

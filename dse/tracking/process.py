@@ -1,6 +1,6 @@
 """Background process that writes a finished study into MLflow; it imports MLflow during the study, to save seconds.
 
-`python -m dse_tracking.process` is that process. It has its own session, so that Ctrl-C reaches the study only, and it
+`python -m dse.tracking.process` is that process. It has its own session, so that Ctrl-C reaches the study only, and it
 ends with the study's process, however that ends.
 """
 
@@ -21,13 +21,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import dse
 from dse.errors import ConfigError
 from dse.errors.parsing import parse_json
 from dse.errors.terminal import bar
 from dse.study.settings import TrackingSettings
-from dse_tracking.study import StudyFolder
-from dse_tracking.views import News, Seen, show, total, warm, way_out
+from dse.tracking.study import StudyFolder
+from dse.tracking.views import News, Seen, show, total, warm, way_out
 
 _NICENESS = 10  # so that importing MLflow does not slow down the evaluation
 
@@ -61,11 +60,10 @@ def background_tracking(wanted: TrackingSettings) -> Iterator[BackgroundTracking
         yield BackgroundTracking(None, wanted)
         return
     # the child imports this very code, wherever it was started
-    own = [str(Path(place).parents[1]) for place in (__file__, dse.__file__)]
-    paths = [*own, os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     child = subprocess.Popen(
         # no module of the working folder takes the place of a library
-        [sys.executable, "-P", "-W", "ignore", "-m", "dse_tracking.process"],
+        [sys.executable, "-P", "-W", "ignore", "-m", "dse.tracking.process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -15,8 +15,8 @@ from itertools import chain, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from dse_tracking.database import TrackingStore
-from dse_tracking.points import Point
+from dse.tracking.database import TrackingStore
+from dse.tracking.points import Point
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

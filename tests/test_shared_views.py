@@ -17,10 +17,10 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 from dse.results.selection import SelectionRule
-from dse_tracking.database import open_store
-from dse_tracking.shared_views import BEST, FRONT, TAG, PointColumns, links, points_view, runs_view
-from dse_tracking.study import StudyFolder
-from dse_tracking.sync import sync
+from dse.tracking.database import open_store
+from dse.tracking.shared_views import BEST, FRONT, TAG, PointColumns, links, points_view, runs_view
+from dse.tracking.study import StudyFolder
+from dse.tracking.sync import sync
 from tests.folders import finished, odd_table
 
 CHROMIUM = shutil.which("chromium")

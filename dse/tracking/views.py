@@ -21,12 +21,12 @@ from dse.errors.terminal import bar
 from dse.results import output_files
 from dse.study.plan_again import present_value
 from dse.study.settings import TrackingSettings
-from dse_tracking import shared_views
-from dse_tracking.database import DamagedTrackingError, TrackingError, open_store, repair
-from dse_tracking.server import serve
-from dse_tracking.study import StudyFolder
-from dse_tracking.sync import reap
-from dse_tracking.sync import sync as write
+from dse.tracking import shared_views
+from dse.tracking.database import DamagedTrackingError, TrackingError, open_store, repair
+from dse.tracking.server import serve
+from dse.tracking.study import StudyFolder
+from dse.tracking.sync import reap
+from dse.tracking.sync import sync as write
 
 Seen = Callable[[int], None]
 
@@ -89,7 +89,7 @@ def _show_in_mlflow(study: StudyFolder, wanted: TrackingSettings, news: News) ->
 
 
 def _show_in_optuna(study: StudyFolder, wanted: TrackingSettings, news: News) -> str:
-    from dse_tracking import optuna_storage
+    from dse.tracking import optuna_storage
 
     try:
         count = optuna_storage.show(study.folder, wanted.optuna or "", wanted.rule, news.seen)

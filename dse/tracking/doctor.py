@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 from dse.plugins import DoctorCheck
-from dse_tracking.database import resolve, sqlite_file
+from dse.tracking.database import resolve, sqlite_file
 
 
 def check_database(options: Mapping[str, str]) -> Iterator[DoctorCheck]:

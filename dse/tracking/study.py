@@ -20,7 +20,7 @@ from dse.results.decisions import metrics_of_winners
 from dse.results.pareto import Contest
 from dse.results.run_folder import FileShape, Outputs, Provenance, Summary, results
 from dse.results.words import cell, choice_in_words
-from dse_tracking.points import MAX_NAME, MAX_TAG, mlflow_name, text, truncate
+from dse.tracking.points import MAX_NAME, MAX_TAG, mlflow_name, text, truncate
 
 if TYPE_CHECKING:
     import pandas as pd

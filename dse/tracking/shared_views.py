@@ -14,7 +14,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from dse.errors.parsing import parse_json
-from dse_tracking.points import MAY_WIN, mlflow_name
+from dse.tracking.points import MAY_WIN, mlflow_name
 
 TAG: Final = "mlflow.sharedViewState."
 BEST: Final = "best"  # key of the view of a study's points

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from dse.results.selection import SelectionRule
-from dse_tracking.database import TrackingStore, open_store
-from dse_tracking.optuna_storage import StorageError
-from dse_tracking.optuna_storage import show as show_in_optuna
-from dse_tracking.sync import sync
+from dse.tracking.database import TrackingStore, open_store
+from dse.tracking.optuna_storage import StorageError
+from dse.tracking.optuna_storage import show as show_in_optuna
+from dse.tracking.sync import sync
 from tests.campaigns.postgres import Server
 from tests.folders import finished, odd_table, wide_table
 

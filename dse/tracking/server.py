@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, Final
 
 from dse.errors import hidden
-from dse_tracking.database import ENVIRONMENT, artifact_root, is_sql, resolve, sqlite_file
+from dse.tracking.database import ENVIRONMENT, artifact_root, is_sql, resolve, sqlite_file
 
 _NOTICES: Final = ("[MLflow] Security middleware enabled with default settings", "Registry store URI not provided")
 _PATIENCE_S: Final = 60.0  # for the server to answer

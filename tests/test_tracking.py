@@ -24,16 +24,14 @@ import pytest
 
 from dse.results.selection import SelectionRule, shown_rows
 from dse.store.owner import me
-from dse_tracking.database import DamagedTrackingError, TrackingError, TrackingStore, open_store, repair, resolve
-from dse_tracking.server import serve
-from dse_tracking.sync import reap, sync
+from dse.tracking.database import DamagedTrackingError, TrackingError, TrackingStore, open_store, repair, resolve
+from dse.tracking.server import serve
+from dse.tracking.sync import reap, sync
 from tests.folders import finished, key, odd_table, wide_table
-from tests.support import REPOSITORY
 
 pytestmark = pytest.mark.slow  # MLflow takes seconds to import
 
-PATHS = os.pathsep.join(map(str, [REPOSITORY, REPOSITORY / "plugins" / "tracking"]))
-"""Where processes of tests find the code."""
+REPOSITORY = Path(__file__).parents[1]
 ALL = SelectionRule("all")
 
 
@@ -428,7 +426,7 @@ def test_study_runs_of_dead_processes_are_marked_and_no_others(store: TrackingSt
 @pytest.mark.more
 def test_a_sync_that_was_killed_is_completed_by_the_next(store: TrackingStore, tmp_path: Path) -> None:
     folder = finished(tmp_path, wide_table(9000))
-    code = "from dse_tracking.database import open_store; from dse_tracking.sync import sync\n"
+    code = "from dse.tracking.database import open_store; from dse.tracking.sync import sync\n"
     code += "from dse.results.selection import SelectionRule; from pathlib import Path\n"
     code += f"store, rule = open_store({store.uri!r}), SelectionRule('all')\n"
     code += f"sync(Path({str(folder)!r}), store, rule, seen=lambda n: print(n, flush=True))"
@@ -523,7 +521,7 @@ def test_resolve_makes_the_path_of_a_database_absolute(
 
 
 def test_importing_the_package_does_not_import_mlflow() -> None:
-    code = "import sys, dse_tracking.process; print({'mlflow', 'pandas', 'optuna'} & set(sys.modules))"
+    code = "import sys, dse.tracking.process; print({'mlflow', 'pandas', 'optuna'} & set(sys.modules))"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
@@ -532,8 +530,8 @@ def test_importing_the_package_does_not_import_mlflow() -> None:
 @pytest.mark.nightly
 def test_three_processes_may_build_a_store_at_once_and_do_it_in_silence(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db.new").write_bytes(b"a build that was cut short")
-    code = "from dse_tracking.database import open_store; open_store('sqlite:///mlflow.db')"
-    environment = os.environ | {"PYTHONPATH": PATHS}
+    code = "from dse.tracking.database import open_store; open_store('sqlite:///mlflow.db')"
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     started = [
         subprocess.Popen(
             [sys.executable, "-c", code],
@@ -568,8 +566,8 @@ def test_serving_on_a_taken_port_says_so(uri: str, capsys: pytest.CaptureFixture
 def server(uri: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    code = f"import sys; from dse_tracking.server import serve; sys.exit(serve({uri!r}, port={port}))"
-    environment = os.environ | {"PYTHONPATH": PATHS}
+    code = f"import sys; from dse.tracking.server import serve; sys.exit(serve({uri!r}, port={port}))"
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
     )

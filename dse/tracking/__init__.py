@@ -12,7 +12,7 @@ from dse.plugins import Command
 
 COMMANDS = {
     "store sync": Command(
-        "dse_tracking.views:sync",
+        "dse.tracking.views:sync",
         "store sync [study=<name>] [uri=...]",
         "write into MLflow (or optuna=<storage>) what it lacks of the finished runs",
         {
@@ -27,7 +27,7 @@ COMMANDS = {
         ("store sync", "store sync study=ficco_sweep optuna=trials.log"),
     ),
     "ui": Command(
-        "dse_tracking.views:ui",
+        "dse.tracking.views:ui",
         "ui [port=5000]",
         "serve the MLflow UI on 127.0.0.1",
         {
@@ -38,6 +38,5 @@ COMMANDS = {
         ("ui port=5001",),
     ),
 }
-VIEWS = {"optuna": "dse_tracking.optuna_storage:optuna_studies"}
-TRACKERS = {"views": "dse_tracking.process:background_tracking"}
-CHECKS = {"mlflow": "dse_tracking.doctor:check_database", "ui": "dse_tracking.doctor:check_port"}
+CHECKS = {"mlflow": "dse.tracking.doctor:check_database", "ui": "dse.tracking.doctor:check_port"}
+GROUPS = {"tracking": "Tracking"}
