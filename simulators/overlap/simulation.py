@@ -189,7 +189,7 @@ def _measure_all(engine: Engine, graph: TaskGraph) -> tuple[dict[str, Floats], R
         places = np.arange(start, min(start + block_size, graph.num_designs))
         block = graph.take(places)
         timeline = quotient.whole(engine.run(quotient.graph.take(places)), block)
-        metrics.append(measure_worst(block, timeline))
+        metrics.append(measure_worst(block, timeline, quotient.of))
         refused.append(timeline.refused or Refusals(np.zeros(len(places), np.int32)))
     columns = {name: np.concatenate([block_metrics[name] for block_metrics in metrics]) for name in metrics[0]}
     return columns, _join_refusals(refused)
