@@ -220,8 +220,9 @@ def _configurations(packages: tuple[str, ...]) -> tuple[Path, ...]:
 
 def _packages(attribute: str) -> list[str]:
     """Packages that may declare a mapping: of our own those whose source names it, as imports take time."""
-    packages = [name for root in roots() for name in _with_packages_inside(root)]
-    return [name for name in packages if name in roots() or re.search(f"^{attribute}", _source(name), re.MULTILINE)]
+    ours = roots()
+    packages = [name for root in ours for name in _with_packages_inside(root)]
+    return [name for name in packages if name in ours or re.search(f"^{attribute}", _source(name), re.MULTILINE)]
 
 
 @cached_until_refresh

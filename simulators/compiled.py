@@ -55,8 +55,8 @@ def compile_ahead(kernel: Callable[..., Any], *arguments: Any) -> None:
     from numba import typeof
 
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}  # what fails there is told by the call here
-    process = subprocess.Popen([sys.executable, "-c", _COMPILE], stdin=subprocess.PIPE, env=environment, **quiet)
+    command, quiet = [sys.executable, "-c", _COMPILE], subprocess.DEVNULL  # what fails there is told by the call here
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, stdout=quiet, stderr=quiet)
     assert process.stdin is not None
     with process.stdin:
         process.stdin.write(pickle.dumps((kernel.__module__, kernel.__name__, tuple(map(typeof, arguments)))))

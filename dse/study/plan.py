@@ -122,6 +122,8 @@ def plan(request: Request) -> Plan:
     if study is not None:
         _check_study(check, study, example)
     check.found.extend(of_bases.found)
+    if study is not None and not check.found:  # importing a module takes longer than all that refuses a value
+        _check_module(check, study)
     _check_typed(check, request, spaces)
     if settings is not None and settings.beside is not None and spaces:
         _check_measured(check, settings.beside, spaces)
@@ -319,12 +321,16 @@ def _check_measured(check: Problems, path: str, scenarios: Iterable[str]) -> Non
         check.found.extend(error.problems)
 
 
-def _check_study(check: Problems, study: Study, space: Space) -> None:
-    """Check that the module, the metrics and the baseline exist."""
+def _check_module(check: Problems, study: Study) -> None:
+    """Check that the module of a study exists and its claims can be read."""
     try:
         plugins.load("study", study.module).claims()
     except ConfigError as error:
         check.found.extend(error.problems)
+
+
+def _check_study(check: Problems, study: Study, space: Space) -> None:
+    """Check that the metrics and the baseline exist."""
     metrics = space.backend.metrics
     for key in ("objectives", "hardware_objectives", "limits"):
         for name in getattr(study, key):

@@ -17,7 +17,7 @@ from dse.space.grids import Grid, grids, results_by_batch, split
 from dse.values import has_axis, put
 from simulators.hardware.network import link_rules
 from simulators.overlap.bounds import ScheduleBounds, binding
-from simulators.overlap.design import OverlapDesign, ScheduleKnobs, model_names, model_rules, reads_fact
+from simulators.overlap.design import OverlapDesign, ScheduleKnobs, fact_test, model_names, model_rules
 from simulators.overlap.metrics import BOUNDS, LAWS, METRICS, RELATIONS, relate
 from simulators.overlap.reader import DesignReader
 from simulators.overlap.simulation import OverlapSimulation, attributed, draw_schedules, replace_results
@@ -217,7 +217,8 @@ class OverlapBackend(Backend):
     def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
         """Constants of the system with their sources, as far as the models of costs and the workload read them."""
         assert isinstance(design, OverlapDesign)
-        return [fact for fact in design.system.facts() if reads_fact(design, fact[0])]
+        reads = fact_test(design)
+        return [fact for fact in design.system.facts() if reads(fact[0])]
 
 
 def _last_gpu(timeline: Timeline) -> Replay:

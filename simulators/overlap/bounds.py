@@ -11,9 +11,7 @@ from dse.space.grids import grids
 from dse.values import Memo
 from simulators.overlap.design import Bound, OverlapDesign, ScheduleKnobs
 from simulators.overlap.metrics import Floats
-from simulators.taskgraph.bounds import bound
 from simulators.taskgraph.graph import TaskGraph
-from simulators.taskgraph.symmetry import reduce_graph
 
 _MOST_BOUNDS = 512  # designs whose bounds are computed at once: each by dozens of prices and CUs
 _MOST_SYSTEMS = 4096  # systems with a workload whose bounds are kept
@@ -39,6 +37,9 @@ class ScheduleBounds:
             lambda: _schedule_bound(Batch(design, shared)), design.system, design.workload, key=key
         )
         if proven is None:
+            from simulators.taskgraph.bounds import bound
+            from simulators.taskgraph.symmetry import reduce_graph
+
             ((_, grid),) = grids([batch], OverlapDesign)
             graph = reduce_graph(self._lower(grid.design)).graph
             return np.broadcast_to(bound(graph).seconds.reshape(graph.shape), grid.shape).reshape(-1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
@@ -145,16 +145,19 @@ def model_rules(system: System, workload: Workload, schedule: Schedule) -> Itera
         yield Rule("system.node.library", True, "is missing: costs.collective = library reads it", way_out=way)
 
 
-def reads_fact(design: OverlapDesign, path: str) -> bool:
+def fact_test(design: OverlapDesign) -> Callable[[str], bool]:
     """Return whether a design reads the constant at a path: fitted ones of its precisions, tiles, or of the switch."""
-    if path.startswith("system.node.in_switch."):
-        return getattr(design.schedule, "mover", None) == "switch"
+    uses_switch = getattr(design.schedule, "mover", None) == "switch"
     models = {precision: design.system.gemm_model(precision) for precision in gemm_precisions(design.workload)}
-    if path.startswith("system.gpu.gemm."):
-        return "waves" in models.values()
-    if not path.startswith("system.gpu.efficiency."):
-        return True
-    return models.get(path.split(".")[3]) == "fitted"
+
+    def reads(path: str) -> bool:
+        if path.startswith("system.node.in_switch."):
+            return uses_switch
+        if path.startswith("system.gpu.gemm."):
+            return "waves" in models.values()
+        return not path.startswith("system.gpu.efficiency.") or models.get(path.split(".")[3]) == "fitted"
+
+    return reads
 
 
 def gemm_precisions(workload: Workload) -> list[str]:
