@@ -255,8 +255,10 @@ def _own_plugins(kind: str) -> dict[str, str]:
 
 
 def declaration(attribute: str, name: str) -> Any:
-    """The entry `name` of the first package whose mapping `attribute` has it, or None; later ones are not imported."""
+    """The entry `name` of the first package whose mapping `attribute` has it, or None; others are not imported."""
     for package in _packages(attribute):
+        if package.partition(".")[0] in PACKAGES and f'"{name}"' not in _source(package):
+            continue
         with contextlib.suppress(Exception):  # `load` tells which package is broken, where nothing is found
             if name in (mapping := getattr(importlib.import_module(package), attribute, {})):
                 return mapping[name]

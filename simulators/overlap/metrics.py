@@ -13,8 +13,7 @@ from dse.backend import Columns, Law, Metric
 from dse.values import leaves
 from simulators.hardware.machine import System
 from simulators.taskgraph.graph import Ints, TaskGraph
-from simulators.taskgraph.losses import losses
-from simulators.taskgraph.timeline import Timeline, Totals
+from simulators.taskgraph.timeline import Timeline, Totals, losses
 
 Floats = NDArray[np.float64]
 
@@ -30,7 +29,7 @@ METRICS: Mapping[str, Metric] = {
     "hbm_bytes": Metric("byte", "HBM traffic of one GPU"),
     "flop": Metric("flop", "FLOP of one GPU"),
     "ideal_s": Metric(
-        "s", "the larger of GEMM and collective, each undivided and alone (simulators/taskgraph/losses.py)"
+        "s", "the larger of GEMM and collective, each undivided and alone (simulators/taskgraph/timeline.py)"
     ),
     "contention_s": Metric("s", "loss to operators that run at the same time", low=float("-inf")),
     "decomposition_s": Metric("s", "loss to the GEMM's division into chunks", low=float("-inf")),
