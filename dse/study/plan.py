@@ -16,7 +16,6 @@ from dse.errors import NO_KNOBS, ConfigError, Problem, Problems, assignment, did
 from dse.evaluation.calls import BackendSpec, validate
 from dse.evaluation.evaluators import evaluator_kind
 from dse.evaluation.settings import ExecutorSettings
-from dse.results.finished_run import FinishedRun
 from dse.results.pareto import Contest
 from dse.search import Goal, SearchQuestion, method
 from dse.space import Knob, Space, get_path
@@ -371,8 +370,7 @@ def _check_search(check: Problems, settings: Settings, spaces: Mapping[str, Spac
         _check_warm_start(check, settings)
         space = spaces[large[0]]
         goals = _goals(settings, space.knobs, space.backend)
-        try:
-            # makes the sampler without evaluating anything, to check its options
+        try:  # makes the sampler without evaluating anything, to check its options
             method(SearchQuestion(space, goals, settings.seed, trials, lambda points: [], repr), settings.search)
         except ConfigError as error:
             check.found.extend(error.problems)
@@ -380,6 +378,8 @@ def _check_search(check: Problems, settings: Settings, spaces: Mapping[str, Spac
 
 def _check_warm_start(check: Problems, settings: Settings) -> None:
     """Check that the runs that a search begins with exist."""
+    from dse.results.finished_run import FinishedRun  # most searches begin with none
+
     for run in settings.search.warm_start:
         try:
             FinishedRun.find(Path(settings.output_dir), run, "search.warm_start")
