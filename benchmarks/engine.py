@@ -29,7 +29,7 @@ from benchmarks.hand_loop import hand_loop
 from dse.backend import Batch
 from dse.evaluation.calls import BackendSpec, call
 from dse.space import Knob, Space
-from dse.space.grids import grids
+from dse.space.blocks import grids
 from simulators.engines.analytic import ENGINE as ANALYTIC
 from simulators.engines.event import ENGINE as EVENT
 from simulators.engines.fluid import ENGINE as FLUID

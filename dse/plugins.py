@@ -220,8 +220,9 @@ def _configurations(packages: tuple[str, ...]) -> tuple[Path, ...]:
 
 def _packages(attribute: str) -> list[str]:
     """Packages that may declare a mapping: of our own those whose source names it, as imports take time."""
-    packages = [name for root in roots() for name in _with_packages_inside(root)]
-    return [name for name in packages if name in roots() or re.search(f"^{attribute}", _source(name), re.MULTILINE)]
+    ours = roots()
+    packages = [name for root in ours for name in _with_packages_inside(root)]
+    return [name for name in packages if name in ours or re.search(f"^{attribute}", _source(name), re.MULTILINE)]
 
 
 @cached_until_refresh
@@ -254,8 +255,10 @@ def _own_plugins(kind: str) -> dict[str, str]:
 
 
 def declaration(attribute: str, name: str) -> Any:
-    """The entry `name` of the first package whose mapping `attribute` has it, or None; later ones are not imported."""
+    """The entry `name` of the first package whose mapping `attribute` has it, or None; others are not imported."""
     for package in _packages(attribute):
+        if package.partition(".")[0] in PACKAGES and f'"{name}"' not in _source(package):
+            continue
         with contextlib.suppress(Exception):  # `load` tells which package is broken, where nothing is found
             if name in (mapping := getattr(importlib.import_module(package), attribute, {})):
                 return mapping[name]

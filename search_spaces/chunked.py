@@ -14,7 +14,7 @@ local shard, which is not sent, is computed last instead of first.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
@@ -22,12 +22,14 @@ from dse.errors.rules import Rule
 from dse.values import knob
 from dse.values.units import Integer
 from search_spaces.comm_knobs import CommEngineKnobs
-from search_spaces.pipeline import Pipeline, piece
 from simulators.hardware.machine import System
 from simulators.hardware.network import Route
-from simulators.overlap.node import least_shard
+from simulators.overlap.node import least_shard, piece
 from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload
+
+if TYPE_CHECKING:
+    from search_spaces.pipeline import Pipeline
 
 
 class ChunkedSchedule(CommEngineKnobs):
@@ -61,6 +63,8 @@ class ChunkedSchedule(CommEngineKnobs):
         """Lower to `num_chunks` steps over all links, each before the GEMM chunks that use its data, or after the GEMM
         chunks that produce it.
         """
+        from search_spaces.pipeline import Pipeline  # with costs, which no check of a value needs
+
         line = Pipeline(system, workload, knobs=self, comm_cus=self.comm_cus)
         if line.order == "after":
             self._lower_reduction(line)

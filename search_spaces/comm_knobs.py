@@ -13,7 +13,6 @@ from dse.errors import ConfigError
 from dse.errors.rules import Rule
 from dse.values import knob
 from dse.values.units import Integer, Number, Seconds
-from search_spaces.bounds import piece_bound
 from simulators.costs.transfer import CommEngine, Mover, library_cus
 from simulators.hardware.machine import System
 from simulators.hardware.parts import ShortTime
@@ -80,6 +79,8 @@ class CommEngineKnobs(ScheduleKnobs):
 
     def bound(self, system: System, workload: Workload) -> Bound | None:
         """The bound of all schedules by pieces; None where one kernel computes all pieces."""
+        from search_spaces.bounds import piece_bound  # with costs, which no check of a value needs
+
         return None if self.kernel is not None else piece_bound(system, workload)
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:

@@ -49,7 +49,7 @@ class Pipeline:
         self.system, self._knobs = system, knobs
         overlap = workload.overlap()
         self.collective, self.op, self.order = overlap.collective, overlap.gemm, overlap.order
-        self._element_bytes = self.collective.element_bytes
+        self._shards: dict[int, Any] = {}
         self.routes = routes(system.node, self.collective.pattern)
         self._node = NodeGraph(system, self.collective.pattern, (system, workload, knobs))
         cus: ArrayLike = 0 if comm_cus is None or knobs.mover != "cu" else comm_cus
@@ -60,7 +60,9 @@ class Pipeline:
 
     def shard_rows(self, gpu: int) -> Any:
         """Rows of the tensor in the shard of the GPU `gpu` places before (0 is this one)."""
-        return self._node.machine.shard_rows(self.collective.rows, gpu)
+        if gpu not in self._shards:  # every piece asks for them
+            self._shards[gpu] = self._node.machine.shard_rows(self.collective.rows, gpu)
+        return self._shards[gpu]
 
     def payload(self, rows: ArrayLike, depth: ArrayLike) -> Any:
         """Bytes of a block of the tensor; of an all-reduce both ways."""

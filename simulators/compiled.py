@@ -6,8 +6,13 @@ call of a kernel imports numba, which takes longer than all that refuses a wrong
 
 from __future__ import annotations
 
+import atexit
 import functools
+import importlib
+import multiprocessing
 import os
+import pickle
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -37,6 +42,31 @@ def check_cache(options: Mapping[str, str]) -> Iterator[DoctorCheck]:
 def compile_lazily(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a kernel on first use, with a notice if no machine code is cached yet."""
     return _compile(kernel, {})
+
+
+def compile_ahead(kernel: Callable[..., Any], *arguments: Any) -> None:
+    """Begin to compile a kernel for arguments of these types in a process of its own, for which its first call waits.
+
+    It begins once, and not where machine code is known or would not be kept, a worker asks, or there is a single core.
+    """
+    alone = len(os.sched_getaffinity(0)) < 2 or multiprocessing.parent_process() is not None
+    if alone or _AHEAD in kernel.__dict__ or is_compiled(kernel) or dispatcher_of(kernel).stats.cache_path is None:
+        return
+    from numba import typeof
+
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command, quiet = [sys.executable, "-c", _COMPILE], subprocess.DEVNULL  # what fails there is told by the call here
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, stdout=quiet, stderr=quiet)
+    assert process.stdin is not None
+    with process.stdin:
+        process.stdin.write(pickle.dumps((kernel.__module__, kernel.__name__, tuple(map(typeof, arguments)))))
+    atexit.register(process.kill)  # does nothing once it has ended
+    kernel.__dict__[_AHEAD] = process
+
+
+def compile_for(module: str, name: str, types: tuple[Any, ...]) -> None:
+    """Compile a kernel for arguments of some types of numba, which keeps the machine code on disk."""
+    dispatcher_of(getattr(importlib.import_module(module), name)).compile(types)
 
 
 def flat(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,6 +104,8 @@ def _part(part: Callable[..., Any], options: dict[str, Any]) -> Callable[..., An
 _PARTS: dict[str, dict[str, dict[str, Any]]] = {}  # module -> part that is not compiled yet -> options
 _LOCK = threading.Lock()  # several threads may be the first to call a kernel
 _COMPILING = "DSE_COMPILING"  # modules whose compilation was told
+_AHEAD = "ahead"  # the process that compiles a kernel, among its attributes
+_COMPILE = "import pickle, sys, simulators.compiled as it; it.compile_for(*pickle.load(sys.stdin.buffer))"
 _FLAT: dict[str, Any] = {"error_model": "numpy", "_nrt": False}
 _OVER = "over"  # modules whose parts a kernel calls, among its options
 
@@ -90,6 +122,8 @@ def _compile(kernel: Callable[..., Any], options: dict[str, Any]) -> Callable[..
         compiled = dispatcher_of(call)
         if not compiled.signatures and not _has_machine_code(compiled, kernel):
             _tell_compilation(kernel.__module__)
+            if process := call.__dict__.get(_AHEAD):
+                process.wait()
         return compiled(*arguments)
 
     call.__dict__["dispatcher"] = dispatcher

@@ -36,7 +36,7 @@ from simulators.hardware.machine import Gpu
 from simulators.hardware.parts import Contention, ShaderEngines
 from simulators.overlap.backend import OverlapBackend
 from simulators.taskgraph.graph import TaskGraph
-from simulators.taskgraph.losses import LOSSES
+from simulators.taskgraph.timeline import LOSSES
 from studies.conccl.runtime import SlowdownTables
 from tests.support import (
     CONF,

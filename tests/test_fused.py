@@ -19,7 +19,7 @@ from simulators.costs.fabric import phases
 from simulators.costs.memory_bound import PeerStores, kernel_cost
 from simulators.hardware.system import ScheduleSystem
 from simulators.overlap.design import OverlapDesign
-from simulators.taskgraph.losses import LOSSES
+from simulators.taskgraph.timeline import LOSSES
 from simulators.workloads.operators import Workload
 from studies.fused_ops import STUDY
 from tests.support import ENGINES, backend, drawn, results, shipped

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dse.backend import Batch, Result
 from dse.errors.rules import Rule, problems, reasons
-from dse.space.grids import grids
+from dse.space.blocks import grids
 from dse.testing import check_screening
 from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.design import OverlapDesign

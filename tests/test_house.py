@@ -146,7 +146,7 @@ def test_a_command_imports_what_it_needs() -> None:
 @pytest.mark.more
 def test_a_point_goes_a_short_way() -> None:
     trip = point_trip.point_trip()  # calls are not tested: the first run after a change reads the code again
-    assert trip["modules_in_a_point"] <= 123
+    assert trip["modules_in_a_point"] <= 112
     assert trip["frames_to_gemm"] <= 20
 
 

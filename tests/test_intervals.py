@@ -199,7 +199,7 @@ def test_a_graph_of_drawn_work_takes_as_much_longer() -> None:
 
 
 def _grid(design: Any) -> Any:
-    from dse.space.grids import Grid
+    from dse.space.blocks import Grid
 
     return Grid(design, (1,))
 

@@ -16,6 +16,7 @@ from tests.support import REPOSITORY
 
 COUNTING = re.compile(r"\bcall\b[^\n]*@NRT_(?:incref|decref)\b")
 RUN = """
+import os
 import sys
 from pathlib import Path
 from benchmarks.graphs import pipeline
@@ -25,6 +26,7 @@ from simulators.engines.fluid import few_classes, many_classes
 from simulators.taskgraph import maxplus
 from simulators.taskgraph.symmetry import reduce_graph
 
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])  # a process with a single core compiles all itself
 own = {**FREE, "system.gpu.cu_copy.setup_s": 1e-6, "schedule.comm_engine": "cu"}
 graph = reduce_graph(lower(design("uniform_fused_1d", own))).graph
 print(ENGINES["fluid"].totals(graph).makespan_s, ENGINES["fluid"].totals(pipeline(1)).makespan_s)
@@ -85,6 +87,30 @@ def test_a_kernel_is_compiled_once_and_says_so_once(fresh: Fresh) -> None:
     assert seconds == again
     assert counts == [*["1 0"] * 4, ""]
     assert then == [*["0 1"] * 4, ""]
+
+
+AHEAD = """
+import numpy as np
+from tests.ahead import double
+from simulators.compiled import compile_ahead, dispatcher_of
+
+for _ in range(2):
+    compile_ahead(double, np.ones(2))
+print(double(np.ones(2)).tolist(), len(dispatcher_of(double).stats.cache_hits))
+"""
+
+
+@pytest.mark.more
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a single core compiles nothing ahead")
+def test_another_process_compiles_a_kernel_ahead(tmp_path: Path) -> None:
+    kernel = "@compile_lazily\ndef double(values):\n    return 2.0 * values\n"
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    (folder / "ahead.py").write_text(f"from simulators.compiled import compile_lazily\n\n{kernel}", "utf-8")
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
+    line = [sys.executable, "-c", AHEAD]
+    done = subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr.count("compiling")) == ("[2.0, 2.0] 1\n", 1), done.stderr
 
 
 # Reference counting

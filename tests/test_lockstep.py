@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.engine import space_of
 from dse.space import Knob, Space
-from dse.space.grids import grids
+from dse.space.blocks import grids
 from simulators.engines import fluid
 from simulators.engines.fluid import KernelGraph, few_classes, many_classes
 from simulators.overlap.design import OverlapDesign

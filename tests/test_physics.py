@@ -21,7 +21,7 @@ from simulators.costs.gemm import GemmCost, GemmShape, WaveGemms, gemm_cost
 from simulators.costs.transfer import CommEngine, TransferMode, rate, routes
 from simulators.hardware.machine import Gpu, System
 from simulators.hardware.network import Pattern, Route, links
-from simulators.hardware.sourced import WHAT_IF
+from simulators.hardware.parts import WHAT_IF
 from simulators.workloads.operators import Gemm, Shape, ShapeList, Workload, read_shapes
 from tests.support import (
     FAMILIES,

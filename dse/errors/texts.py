@@ -99,7 +99,8 @@ def redact(tree: Any) -> Any:
     name, equals, value = tree.partition("=")
     if equals and _is_secret(name, value):
         return f"{name}={HIDDEN}"
-    return hidden(_without_passwords(tree, to_end=_is_one_value(tree)))
+    # without a colon there is neither a URL nor a user with a password
+    return hidden(_without_passwords(tree, to_end=_is_one_value(tree)) if ":" in tree else tree)
 
 
 def _is_one_value(text: str) -> bool:

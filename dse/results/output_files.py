@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -133,22 +133,18 @@ def _understood(path: Path, kind: str) -> Iterator[None]:
 class ParquetTable:
     """An open Parquet table of flat columns of numbers, truth values and texts, as `pyarrow` reads it, part by part.
 
-    kinds: what each column may hold, of `text`, `number` and `truth`. check: told of every part that is read.
+    names: of the columns. kinds: what each may hold, of `text`, `number` and `truth`. check: told of every part that is
+    read.
 
     Raises ConfigError where a part is not what the table says of itself, or is too much.
     """
 
-    def __init__(self, path: Path, file: Any, schema: pa.Schema, *, size: int) -> None:
+    def __init__(self, path: Path, file: Any, schema: pa.Schema, *, kinds: Mapping[str, str], size: int) -> None:
         self.path, self.schema, self._file = path, schema, file
         self.num_rows, self.num_groups = int(file.metadata.num_rows), int(file.num_row_groups)
-        self.kinds = {name: _kinds(schema.field(name).type) for name in schema.names}
+        self.names, self.kinds = tuple(kinds), kinds
         self.check: Callable[[pa.Table], object] = lambda part: None
         self._text_left = _FREE_TEXT + _TEXT_PER_BYTE * size  # for all that is read of this file
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the columns."""
-        return tuple(self.schema.names)
 
     def group(self, number: int, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of one row group, with all columns or some."""
@@ -197,15 +193,16 @@ def table(path: Path) -> Iterator[ParquetTable]:
             _open_columns(first)
             _check_columns(path, first.metadata)
             schema = first.schema_arrow
-            texts = [name for name in schema.names if "text" in _kinds(schema.field(name).type)]
+            kinds = {name: _kinds(schema.field(name).type) for name in schema.names}
+            texts = [name for name in kinds if "text" in kinds[name]]
             # As codes into the distinct texts, so that what they take is known before a long column is made of them.
             coded = pq.ParquetFile(handle, metadata=first.metadata, read_dictionary=texts, pre_buffer=False)
         if len(set(schema.names)) < len(schema.names):
             raise file_error(path, "has two columns of one name")
-        for name in schema.names:
-            if not _kinds(schema.field(name).type):
+        for name in kinds:
+            if not kinds[name]:
                 raise file_error(path, f"has a column of {schema.field(name).type}: {name}")
-        yield ParquetTable(path, coded, schema, size=size)
+        yield ParquetTable(path, coded, schema, kinds=kinds, size=size)
 
 
 def _check_footer(path: Path, handle: IO[bytes], size: int) -> None:

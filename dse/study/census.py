@@ -16,9 +16,8 @@ from dse.backend import Result, Results
 from dse.errors.terminal import Advance
 from dse.results.pareto import SeenHashes
 from dse.space import Block, KeyedBlock, Knob, Space, blocks_together
-from dse.study.baselines import Baselines
 from dse.study.plan import Plan
-from dse.study.table import ROWS_PER_GROUP
+from dse.study.table import ROWS_PER_GROUP, Baselines
 from dse.study.timing import Call, Estimate
 
 _Z = 1.959964  # two-sided 95 % of the normal distribution

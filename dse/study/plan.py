@@ -16,7 +16,6 @@ from dse.errors import NO_KNOBS, ConfigError, Problem, Problems, assignment, did
 from dse.evaluation.calls import BackendSpec, validate
 from dse.evaluation.evaluators import evaluator_kind
 from dse.evaluation.settings import ExecutorSettings
-from dse.results.finished_run import FinishedRun
 from dse.results.pareto import Contest
 from dse.search import Goal, SearchQuestion, method
 from dse.space import Knob, Space, get_path
@@ -122,6 +121,8 @@ def plan(request: Request) -> Plan:
     if study is not None:
         _check_study(check, study, example)
     check.found.extend(of_bases.found)
+    if study is not None and not check.found:  # importing a module takes longer than all that refuses a value
+        _check_module(check, study)
     _check_typed(check, request, spaces)
     if settings is not None and settings.beside is not None and spaces:
         _check_measured(check, settings.beside, spaces)
@@ -319,12 +320,16 @@ def _check_measured(check: Problems, path: str, scenarios: Iterable[str]) -> Non
         check.found.extend(error.problems)
 
 
-def _check_study(check: Problems, study: Study, space: Space) -> None:
-    """Check that the module, the metrics and the baseline exist."""
+def _check_module(check: Problems, study: Study) -> None:
+    """Check that the module of a study exists and its claims can be read."""
     try:
         plugins.load("study", study.module).claims()
     except ConfigError as error:
         check.found.extend(error.problems)
+
+
+def _check_study(check: Problems, study: Study, space: Space) -> None:
+    """Check that the metrics and the baseline exist."""
     metrics = space.backend.metrics
     for key in ("objectives", "hardware_objectives", "limits"):
         for name in getattr(study, key):
@@ -365,8 +370,7 @@ def _check_search(check: Problems, settings: Settings, spaces: Mapping[str, Spac
         _check_warm_start(check, settings)
         space = spaces[large[0]]
         goals = _goals(settings, space.knobs, space.backend)
-        try:
-            # makes the sampler without evaluating anything, to check its options
+        try:  # makes the sampler without evaluating anything, to check its options
             method(SearchQuestion(space, goals, settings.seed, trials, lambda points: [], repr), settings.search)
         except ConfigError as error:
             check.found.extend(error.problems)
@@ -374,6 +378,8 @@ def _check_search(check: Problems, settings: Settings, spaces: Mapping[str, Spac
 
 def _check_warm_start(check: Problems, settings: Settings) -> None:
     """Check that the runs that a search begins with exist."""
+    from dse.results.finished_run import FinishedRun  # most searches begin with none
+
     for run in settings.search.warm_start:
         try:
             FinishedRun.find(Path(settings.output_dir), run, "search.warm_start")

@@ -25,9 +25,8 @@ from dse.results.pareto import SeenHashes, Standings
 from dse.search import Chosen, Outcome, SearchQuestion, explore
 from dse.space import Assignment, Block, KeyedBlock, Space, blocks_together
 from dse.store.contract import Session, StorelessSession
-from dse.study.baselines import Baselines
 from dse.study.plan import Plan
-from dse.study.table import ROWS_PER_GROUP, ScenarioRows, Sheet, TableLayout
+from dse.study.table import ROWS_PER_GROUP, Baselines, ScenarioRows, Sheet, TableLayout
 from dse.values import grid_content_keys, keys_to_hex
 
 if TYPE_CHECKING:

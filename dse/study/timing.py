@@ -21,9 +21,8 @@ from dse.evaluation.local import POOL_PAYS_S
 from dse.space import Block, KeyedBlock
 from dse.store.result_rows import Fresh
 from dse.store.result_store import Store
-from dse.study.baselines import Baselines
 from dse.study.plan import Plan
-from dse.study.table import ScenarioRows, Sheet, TableLayout
+from dse.study.table import Baselines, ScenarioRows, Sheet, TableLayout
 
 Floats = NDArray[np.float64]
 Call = Sequence[tuple[int, Block]]

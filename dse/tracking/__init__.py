@@ -27,7 +27,7 @@ COMMANDS = {
         ("store sync", "store sync study=ficco_sweep optuna=trials.log"),
     ),
     "ui": Command(
-        "dse.tracking.views:ui",
+        "dse.tracking.server:ui",
         "ui [port=5000]",
         "serve the MLflow UI on 127.0.0.1",
         {

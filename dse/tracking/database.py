@@ -25,6 +25,7 @@ from dse.store.owner import lock_file
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
+DEFAULT_URI: Final = "sqlite:///mlflow.db"
 # Telemetry is a thread that phones home, two lines per run on stdout drown ours, and no artifact of ours is a pickle.
 # With MLflow's 7 retries of 120 s an absent server would hold a finished study up for minutes. With these settings the
 # wait ends after 15 s, and after a minute for a server that accepts connections and never answers.

@@ -1,4 +1,4 @@
-"""MLflow's own server and UI on this machine, which leave no process behind."""
+"""The command `ui`: MLflow's own server and UI on this machine, which leave no process behind."""
 
 from __future__ import annotations
 
@@ -10,19 +10,62 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+import webbrowser
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from dse.errors import hidden
-from dse.tracking.database import ENVIRONMENT, artifact_root, is_sql, resolve, sqlite_file
+from dse.errors import ConfigError, Problem, hidden, pairs
+from dse.results import output_files
+from dse.tracking.database import (
+    DEFAULT_URI,
+    ENVIRONMENT,
+    TrackingError,
+    artifact_root,
+    is_sql,
+    open_store,
+    resolve,
+    sqlite_file,
+)
 
 _NOTICES: Final = ("[MLflow] Security middleware enabled with default settings", "Registry store URI not provided")
 _PATIENCE_S: Final = 60.0  # for the server to answer
 # Quiet, and no waiting for a browser tab that keeps its connection open (seconds).
 _UVICORN: Final = "--timeout-graceful-shutdown 3 --log-level warning --no-access-log"
+
+
+@output_files.working_on_folders
+def ui(words: Sequence[str]) -> int:
+    """`ui [uri=<tracking uri>] [port=5000] [open=auto|true|false]`: serve the MLflow UI on 127.0.0.1, with one worker.
+
+    Once it answers, the addresses of each study's best points are printed, and the newest is opened in a browser where
+    there is one and a person at a terminal.
+    """
+    arguments = pairs(words, {"uri": DEFAULT_URI, "port": "5000", "open": "auto"})
+    if arguments["open"] not in ("auto", "true", "false"):
+        raise ConfigError([Problem("open", "must be auto, true or false", arguments["open"])])
+    if not arguments["port"].isdigit() or not 0 < int(arguments["port"]) < 65536:
+        raise ConfigError([Problem("port", "must be a number from 1 to 65535", arguments["port"])])
+    wanted = arguments["open"] == "true" or (arguments["open"] == "auto" and sys.stdout.isatty())
+    lines = partial(_links, arguments["uri"], open_first=wanted)
+    return serve(arguments["uri"], port=int(arguments["port"]), lines=lines)
+
+
+def _links(uri: str, address: str, *, open_first: bool) -> Iterator[str]:
+    """Yield a line for each study with its saved view; open the newest in a browser, if wanted."""
+    from dse.tracking.shared_views import links  # imports what takes longer than to start the server
+
+    try:
+        pages = list(links(open_store(uri).client, address))
+    except TrackingError:  # the server says what is wrong
+        return
+    if pages and open_first:
+        webbrowser.open(pages[0][1])
+    for study, link in pages:
+        yield f"{study}: {link}"
 
 
 def serve(uri: str, *, port: int = 5000, lines: Callable[[str], Iterable[str]] = lambda address: ()) -> int:

@@ -1,4 +1,4 @@
-"""Views of finished study runs in MLflow and in Optuna's storage, and the commands `sync` and `ui`.
+"""Views of finished study runs in MLflow and in Optuna's storage, and the command `sync`.
 
 A view is written from the folder of a study run alone, so a deleted view can be written again. A failure is reported
 and ignored.
@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import re
 import sys
-import webbrowser
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from dse.errors import ConfigError, Problem, hidden, pairs, validate_as
@@ -21,9 +19,7 @@ from dse.errors.terminal import bar
 from dse.results import output_files
 from dse.study.plan_again import present_value
 from dse.study.settings import TrackingSettings
-from dse.tracking import shared_views
-from dse.tracking.database import DamagedTrackingError, TrackingError, open_store, repair
-from dse.tracking.server import serve
+from dse.tracking.database import DEFAULT_URI, DamagedTrackingError, TrackingError, open_store, repair
 from dse.tracking.study import StudyFolder
 from dse.tracking.sync import reap
 from dse.tracking.sync import sync as write
@@ -42,9 +38,6 @@ class News:
     seen: Seen
     tell: Callable[[str, bool], None]
     whole: Callable[[], object] = lambda: None
-
-
-_DEFAULT = "sqlite:///mlflow.db"
 
 
 def warm(wanted: TrackingSettings) -> None:
@@ -71,7 +64,7 @@ def show(study: StudyFolder, wanted: TrackingSettings, news: News) -> Counter[st
 
 def _show_in_mlflow(study: StudyFolder, wanted: TrackingSettings, news: News) -> str:
     try:
-        store = open_store(wanted.uri or _DEFAULT)
+        store = open_store(wanted.uri or DEFAULT_URI)
         done = write(study.folder, store, wanted.rule, seen=news.seen, wait_for_files=news.whole)
     except TrackingError as error:
         extra = " repair=true" if isinstance(error, DamagedTrackingError) else ""
@@ -83,7 +76,7 @@ def _show_in_mlflow(study: StudyFolder, wanted: TrackingSettings, news: News) ->
         unknown = "points were written one by one, as the bulk writer does not know this MLflow"
         news.tell(f"{unknown} ({done.reason})", False)
     which = "" if done.amount == "all" else f" of {study.num_rows:,} points (tracking.points=all shows every one)"
-    look = "look at them with: python -m dse ui" + ("" if wanted.uri == _DEFAULT else f" uri={done.uri}")
+    look = "look at them with: python -m dse ui" + ("" if wanted.uri == DEFAULT_URI else f" uri={done.uri}")
     news.tell(f"{done.num_points:,} runs{which} of {study.name} in MLflow at {done.uri}; {look}", False)
     return "written"
 
@@ -167,7 +160,7 @@ def _views_of(study: StudyFolder, arguments: Mapping[str, str]) -> TrackingSetti
     else:
         recorded |= {name: _trusted_place(study, name, recorded.get(name), arguments) for name in ("uri", "optuna")}
         if recorded["uri"] is None and recorded["optuna"] is None:
-            recorded["uri"] = _DEFAULT
+            recorded["uri"] = DEFAULT_URI
     fields = {"name": str(recorded.pop("name", "")), "description": str(recorded.pop("description", "")), **recorded}
     fields |= {key: arguments[key] for key in ("points",) if key in arguments}
     return validate_as(TrackingSettings, fields, path="")
@@ -219,32 +212,3 @@ def _repair(uris: Iterable[str]) -> None:
 
 def _print(sentence: str, failed: bool) -> None:
     print(sentence, file=sys.stderr if failed else sys.stdout)
-
-
-@output_files.working_on_folders
-def ui(words: Sequence[str]) -> int:
-    """`ui [uri=<tracking uri>] [port=5000] [open=auto|true|false]`: serve the MLflow UI on 127.0.0.1, with one worker.
-
-    Once it answers, the addresses of each study's best points are printed, and the newest is opened in a browser where
-    there is one and a person at a terminal.
-    """
-    arguments = pairs(words, {"uri": _DEFAULT, "port": "5000", "open": "auto"})
-    if arguments["open"] not in ("auto", "true", "false"):
-        raise ConfigError([Problem("open", "must be auto, true or false", arguments["open"])])
-    if not arguments["port"].isdigit() or not 0 < int(arguments["port"]) < 65536:
-        raise ConfigError([Problem("port", "must be a number from 1 to 65535", arguments["port"])])
-    wanted = arguments["open"] == "true" or (arguments["open"] == "auto" and sys.stdout.isatty())
-    lines = partial(_links, arguments["uri"], open_first=wanted)
-    return serve(arguments["uri"], port=int(arguments["port"]), lines=lines)
-
-
-def _links(uri: str, address: str, *, open_first: bool) -> Iterator[str]:
-    """Yield a line for each study with its saved view; open the newest in a browser, if wanted."""
-    try:
-        pages = list(shared_views.links(open_store(uri).client, address))
-    except TrackingError:  # the server says what is wrong
-        return
-    if pages and open_first:
-        webbrowser.open(pages[0][1])
-    for study, link in pages:
-        yield f"{study}: {link}"

@@ -51,13 +51,15 @@ from simulators.hardware.parts import (
     Precision,
     ShaderEngines,
     ShortTime,
+    SourcedValue,
     StreamingRates,
     SwitchableCache,
     Tracker,
     WithoutCache,
+    WithSources,
+    is_fact,
 )
 from simulators.hardware.pim import Pim
-from simulators.hardware.sourced import SourcedValue, WithSources, is_fact
 
 Cus = Annotated[Integer, Field(ge=1, le=4096)]
 Clock = Annotated[Number, Field(gt=0, le=4)]

@@ -17,8 +17,7 @@ from pydantic import Field
 from dse.errors.rules import Rule
 from dse.values import Frozen, knob
 from dse.values.units import Integer, Number, Seconds
-from simulators.hardware.parts import ABSENT, LACKS, Bandwidth, Duration, Grown, Part
-from simulators.hardware.sourced import WithSources
+from simulators.hardware.parts import ABSENT, LACKS, Bandwidth, Duration, Grown, Part, WithSources
 
 Topology = Literal["mesh", "switch", "ring", "pcie"]
 Pattern = Literal["all_gather", "all_to_all", "reduce_scatter", "all_reduce"]

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from dse.values import Frozen
 from dse.values.units import Integer
-from simulators.hardware.sourced import SourcedValue
+from simulators.hardware.parts import SourcedValue
 
 
 class Element(Frozen):

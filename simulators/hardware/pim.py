@@ -28,7 +28,7 @@ from pydantic import Field, field_validator
 from dse.values import Frozen
 from dse.values.units import BytesPerSecond, Integer, Number, Seconds
 from simulators.hardware.number_formats import Format
-from simulators.hardware.sourced import SourcedValue
+from simulators.hardware.parts import SourcedValue
 
 Direction = Literal["lanes", "word"]
 """Layout of a block's elements: in the same lane of successive words, or side by side in a word."""

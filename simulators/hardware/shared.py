@@ -13,7 +13,7 @@ from dse.config.yaml_checks import load_yaml
 from dse.errors import validate_as
 from dse.values import Frozen
 from dse.values.units import Number
-from simulators.hardware.sourced import SourcedValue
+from simulators.hardware.parts import SourcedValue
 
 Positive = Annotated[Number, Field(gt=0)]
 

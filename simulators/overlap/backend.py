@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,17 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from dse.backend import STATUSES, Backend, Batch, Columns, Replay, Results, Tree
+from dse.backend import STATUSES, Backend, Batch, Columns, Replay, Results, Tree, pieces
 from dse.errors import Problem
 from dse.errors.rules import Rule, problems, reasons
-from dse.space.grids import Grid, grids, results_by_batch, split
-from dse.values import has_axis, put
+from dse.space.blocks import Grid, grids, results_by_batch, split
+from dse.values import Memo, has_axis, put
 from simulators.hardware.network import link_rules
-from simulators.overlap.bounds import ScheduleBounds, binding
-from simulators.overlap.design import OverlapDesign, ScheduleKnobs, model_names, model_rules, reads_fact
-from simulators.overlap.metrics import BOUNDS, LAWS, METRICS, RELATIONS, relate
-from simulators.overlap.reader import DesignReader
+from simulators.overlap.design import (
+    Bound,
+    DesignReader,
+    OverlapDesign,
+    ScheduleKnobs,
+    fact_test,
+    model_names,
+    model_rules,
+)
+from simulators.overlap.metrics import BOUNDS, LAWS, METRICS, RELATIONS, Floats, relate
 from simulators.overlap.simulation import OverlapSimulation, attributed, draw_schedules, replace_results
+from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.timeline import ForeignEngine, Timeline
 
 _VERSION = "14"  # of the physics and the metrics; raise it with every change that alters a result
@@ -217,7 +224,8 @@ class OverlapBackend(Backend):
     def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
         """Constants of the system with their sources, as far as the models of costs and the workload read them."""
         assert isinstance(design, OverlapDesign)
-        return [fact for fact in design.system.facts() if reads_fact(design, fact[0])]
+        reads = fact_test(design)
+        return [fact for fact in design.system.facts() if reads(fact[0])]
 
 
 def _last_gpu(timeline: Timeline) -> Replay:
@@ -227,3 +235,57 @@ def _last_gpu(timeline: Timeline) -> Replay:
     tasks = np.flatnonzero(graph.gpu == graph.gpu[int(np.argmax(timeline.finished[0]))])
     last = Timeline(graph.part(tasks), timeline.issued[:, tasks], timeline.finished[:, tasks])
     return Replay(tuple(last.intervals(0)), timeline.limits(0))
+
+
+_MOST_BOUNDS = 512  # designs whose bounds are computed at once: each by dozens of prices and CUs
+_MOST_SYSTEMS = 4096  # systems with a workload whose bounds are kept
+
+
+class ScheduleBounds:
+    """Bounds of designs; where only system and workload decide one, it is computed once for all their schedules."""
+
+    def __init__(self, lower: Callable[[OverlapDesign], TaskGraph]) -> None:
+        self._lower = lower
+        self._of_systems = Memo[Floats | None](_MOST_SYSTEMS)
+
+    def seconds(self, batch: Batch) -> Floats:
+        """Bound [s] of each design [B] of a batch."""
+        return np.concatenate([self._seconds(Batch(batch.design, axes)) for axes in pieces(batch.axes, _MOST_BOUNDS)])
+
+    def _seconds(self, batch: Batch) -> Floats:
+        design = batch.design
+        assert isinstance(design, OverlapDesign)
+        shared = {path: values for path, values in batch.axes.items() if not path.startswith("schedule.")}
+        key = type(design.schedule), *((path, values.tobytes()) for path, values in shared.items())
+        proven = self._of_systems.get(
+            lambda: _schedule_bound(Batch(design, shared)), design.system, design.workload, key=key
+        )
+        if proven is None:
+            from simulators.taskgraph.bounds import bound
+            from simulators.taskgraph.symmetry import reduce_graph
+
+            ((_, grid),) = grids([batch], OverlapDesign)
+            graph = reduce_graph(self._lower(grid.design)).graph
+            return np.broadcast_to(bound(graph).seconds.reshape(graph.shape), grid.shape).reshape(-1)
+        aligned = proven.reshape([len(shared[path]) if path in shared else 1 for path in batch.axes])
+        return np.broadcast_to(aligned, batch.shape).reshape(-1)
+
+
+def binding(design: OverlapDesign) -> tuple[float, str] | None:
+    """The bound of all schedules with the means of a design, and what binds it; None where there is none."""
+    if (proven := _proven(design)) is None:
+        return None
+    return float(np.ravel(proven.seconds)[0]), proven.names[int(np.ravel(proven.binds)[0])]
+
+
+def _schedule_bound(batch: Batch) -> Floats | None:
+    ((_, grid),) = grids([batch], OverlapDesign)
+    proven = _proven(grid.design)
+    return None if proven is None else np.broadcast_to(proven.seconds, grid.shape).reshape(batch.shape)
+
+
+def _proven(design: OverlapDesign) -> Bound | None:
+    """The bound of all schedules with the means of a design's; None where there is none."""
+    if not isinstance(design.schedule, ScheduleKnobs):
+        return None
+    return design.schedule.bound(design.system, design.workload)

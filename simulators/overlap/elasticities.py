@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dse.backend import Batch
 from dse.space import get_path
-from dse.space.grids import grids
+from dse.space.blocks import grids
 from dse.values import put
 from simulators.overlap.design import OverlapDesign
 from simulators.taskgraph.graph import Floats, TaskGraph

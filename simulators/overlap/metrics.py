@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from dse.backend import Columns, Law, Metric
 from dse.values import leaves
 from simulators.hardware.machine import System
-from simulators.taskgraph.graph import TaskGraph
-from simulators.taskgraph.losses import losses
-from simulators.taskgraph.timeline import Timeline, Totals
+from simulators.taskgraph.graph import Ints, TaskGraph
+from simulators.taskgraph.timeline import Timeline, Totals, losses
 
 Floats = NDArray[np.float64]
 
@@ -30,7 +29,7 @@ METRICS: Mapping[str, Metric] = {
     "hbm_bytes": Metric("byte", "HBM traffic of one GPU"),
     "flop": Metric("flop", "FLOP of one GPU"),
     "ideal_s": Metric(
-        "s", "the larger of GEMM and collective, each undivided and alone (simulators/taskgraph/losses.py)"
+        "s", "the larger of GEMM and collective, each undivided and alone (simulators/taskgraph/timeline.py)"
     ),
     "contention_s": Metric("s", "loss to operators that run at the same time", low=float("-inf")),
     "decomposition_s": Metric("s", "loss to the GEMM's division into chunks", low=float("-inf")),
@@ -144,22 +143,29 @@ def _ratio(top: Floats, low: Floats, otherwise: float = 1.0) -> Floats:
     return np.asarray(np.divide(top, low, out=quotient, where=np.asarray(low > 0)))
 
 
-def measure_worst(graph: TaskGraph, timeline: Timeline) -> dict[str, Floats]:
+def measure_worst(graph: TaskGraph, timeline: Timeline, colours: Ints) -> dict[str, Floats]:
     """Compute the metrics of several simulated GPUs: the largest value over all GPUs, as all metrics are costs.
 
     A GPU's makespan is its own last finish, so the largest is the node's. Losses are those of the whole node.
+    colours [T]: tasks of one colour are alike in numbers and times, as `Quotient.of`; GPUs whose tasks have the same
+    colours are measured once.
     """
-    gpu_metrics = [_measure_gpu(graph, timeline, gpu) for gpu in np.unique(graph.gpu).tolist()]
-    # all metrics are costs: the worst is the largest
-    worst = {name: functools.reduce(np.maximum, [metrics[name] for metrics in gpu_metrics]) for name in gpu_metrics[0]}
+    gpus = np.unique(graph.gpu).tolist()
+    places = [np.flatnonzero(graph.gpu == gpu) for gpu in gpus]
+    distinct = {colours[tasks].tobytes(): tasks for tasks in places}
+    measured = [_measure_part(graph, timeline, tasks) for tasks in distinct.values()]
+    columns = {name: [metrics[name] for metrics in measured] for name in measured[0]}
+    # of every GPU: other GPUs read its memory, too
+    columns["hbm_bytes"] = [graph.flat(_traffic(graph, f"hbm.{gpu}")) for gpu in gpus]
+    worst = {name: functools.reduce(np.maximum, column) for name, column in columns.items()}
     return worst | losses(graph, timeline.makespan)
 
 
-def _measure_gpu(graph: TaskGraph, timeline: Timeline, gpu: int) -> dict[str, Floats]:
-    tasks = np.flatnonzero(graph.gpu == gpu)
-    subgraph = graph.part(tasks)
-    totals = Timeline(subgraph, timeline.issued[:, tasks], timeline.finished[:, tasks]).totals()
-    return {**_run_metrics(subgraph, totals), "hbm_bytes": graph.flat(_traffic(graph, f"hbm.{gpu}"))}
+def _measure_part(graph: TaskGraph, timeline: Timeline, tasks: NDArray[np.intp]) -> dict[str, Floats]:
+    """Metrics of some tasks, the traffic of shared memories not counted."""
+    part = graph.part(tasks)
+    totals = Timeline(part, timeline.issued[:, tasks], timeline.finished[:, tasks]).totals()
+    return _run_metrics(part, totals)
 
 
 def _traffic(graph: TaskGraph, resource: str) -> Floats:

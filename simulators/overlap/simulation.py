@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from dse import plugins
 from dse.backend import STATUSES, Result, Results
 from dse.errors import Broken, ConfigError, Problem, Problems, did_you_mean, fault_text
-from dse.space.grids import Grid
+from dse.space.blocks import Grid
 from dse.values import Memo, leaves
 from simulators.hardware.machine import System
 from simulators.hardware.residuals import Draws, draws_of, software_of
@@ -26,9 +26,8 @@ from simulators.hardware.system import WholeNode
 from simulators.overlap.design import OverlapDesign, Schedule
 from simulators.overlap.metrics import METRICS, Floats, cost_proxy, measure, measure_worst
 from simulators.taskgraph.graph import TaskGraph
-from simulators.taskgraph.losses import losses
 from simulators.taskgraph.symmetry import Quotient, patterns, reduce_graph
-from simulators.taskgraph.timeline import Engine, ForeignEngine, Refusals, Timeline
+from simulators.taskgraph.timeline import Engine, ForeignEngine, Refusals, Timeline, losses
 from simulators.workloads.operators import Gemm
 
 _WHOLE_VERSION = "1"  # of the parts that only whole nodes use; raise it with every change that alters a result
@@ -189,7 +188,7 @@ def _measure_all(engine: Engine, graph: TaskGraph) -> tuple[dict[str, Floats], R
         places = np.arange(start, min(start + block_size, graph.num_designs))
         block = graph.take(places)
         timeline = quotient.whole(engine.run(quotient.graph.take(places)), block)
-        metrics.append(measure_worst(block, timeline))
+        metrics.append(measure_worst(block, timeline, quotient.of))
         refused.append(timeline.refused or Refusals(np.zeros(len(places), np.int32)))
     columns = {name: np.concatenate([block_metrics[name] for block_metrics in metrics]) for name in metrics[0]}
     return columns, _join_refusals(refused)

@@ -20,7 +20,7 @@ from dse.backend import STATUSES, Backend, Batch, Columns, Metric, Replay, Resul
 from dse.errors import Problem, Problems, did_you_mean
 from dse.errors.rules import Rule, problems, reasons
 from dse.space import get_path
-from dse.space.grids import Grid, results_by_batch
+from dse.space.blocks import Grid, results_by_batch
 from dse.values import LABELS, Frozen, Memo, has_axis, put
 from simulators.costs.chip import Chip
 from simulators.costs.gemm import gemms_of

@@ -36,7 +36,7 @@ class TaskGraph:
     slowed [S, 2]: (group whose caps are scaled, group whose activity scales them). gpu [T]: the simulated GPU that a
     task is accounted on. values: K columns, each broadcasting to `shape`, the grid of designs (C order). at: name ->
     column of each item: work, delay [s], cap [work/s], weight, cus (occupied), staged_bytes, moved_bytes, flop
-    (accomplished), and the times that `simulators/taskgraph/losses.py` replays, alone_s, wide_s and ideal_s, of tasks
+    (accomplished), and the times that `simulators/taskgraph/timeline.py` replays, alone_s, wide_s and ideal_s, of tasks
     [T]; use [U]; capacity [R]; factor [S].
     """
 

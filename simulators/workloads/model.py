@@ -16,8 +16,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from dse.values import Frozen, knob
 from dse.values.units import Integer, Number, Seconds
-from simulators.hardware.parts import Precision
-from simulators.hardware.sourced import SourcedValue
+from simulators.hardware.parts import Precision, SourcedValue
 from simulators.workloads.experts import LatentAttention, MixtureOfExperts
 from simulators.workloads.spreading import PipelineSchedule, ShardedData
 from simulators.workloads.state_layers import LayerKind, StateLayers

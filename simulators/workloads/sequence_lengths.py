@@ -16,7 +16,7 @@ from pydantic import Field, field_validator, model_validator
 from dse.errors import ConfigError, Problem
 from dse.values import Frozen, knob
 from dse.values.units import Fraction, Integer, Number
-from simulators.hardware.sourced import SourcedValue
+from simulators.hardware.parts import SourcedValue
 
 Integers = NDArray[np.int64]
 Length = Annotated[Number, Field(gt=0, le=2**31)]

@@ -17,8 +17,7 @@ from dse.errors.rules import Rule
 from dse.values.units import Bytes, Integer, Seconds
 from dse_near_memory.address_map import LINE_BYTES
 from simulators.hardware.memory_system import Folds, whole_power
-from simulators.hardware.parts import AddressMapping, Dram
-from simulators.hardware.sourced import SourcedValue
+from simulators.hardware.parts import AddressMapping, Dram, SourcedValue
 
 Ints = NDArray[np.int64]
 

@@ -11,7 +11,6 @@ import hmac
 import json
 import secrets
 import sys
-import threading
 import time
 import webbrowser
 from collections.abc import Mapping, Sequence
@@ -173,12 +172,10 @@ def command(words: Sequence[str]) -> int:
     )
     _check(runs, options)
     began = time.monotonic()
-    library = threading.Thread(target=vega.library)  # a second's work while the table is read
-    library.start()
+    vega.begin()  # while the table is read
     table = find_table(Path(options["output_dir"]), runs[0] if runs else "")
     print(f"reading {table.path} (a million rows take some ten seconds)", file=sys.stderr, flush=True)
     site = ExplorerSite(table, Explorer(table.points()), secrets.token_urlsafe(16))
-    library.join()
     if not vega.library():
         raise OSError(page.NO_CHARTS)
     site.page  # noqa: B018 (refused here, where it can be told)

@@ -6,7 +6,9 @@ import base64
 import io
 import re
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -36,7 +38,9 @@ def pictures(folder: Path, base: Path, *, order: Sequence[str] = (), most: int =
     """
     names = sorted({path.stem for kind in ("svg", "png") for path in folder.glob(f"*.{kind}")})
     names.sort(key=lambda name: order.index(name) if name in order else len(order))
-    named = {name: _source(folder, name) for name in names if not name.startswith("timeline_")}
+    names = [name for name in names if not name.startswith("timeline_")]
+    with ThreadPoolExecutor() as threads:  # coding pictures holds no lock
+        named = dict(zip(names, threads.map(partial(_source, folder), names), strict=True))
     left, inside = most, set()
     for name in sorted(named, key=lambda name: len(named[name])):
         if len(named[name]) <= left:

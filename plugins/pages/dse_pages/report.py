@@ -17,7 +17,7 @@ from dse.results.run_folder import Outputs
 from dse.results.selection import Selection, select
 from dse.results.words import choice_in_words
 from dse.values.units import quantity_text
-from dse_pages import page, pictures
+from dse_pages import page, pictures, vega
 from dse_pages.pictures import Picture, data_uri
 from dse_pages.tables import TextTable, in_order, sheet, split
 
@@ -38,6 +38,8 @@ def write_report(outputs: Outputs, *, has_charts: bool = True) -> Path:
 
     has_charts: whether with charts that a reader can change. Raises ConfigError where the folder is damaged.
     """
+    if has_charts:
+        vega.begin()
     shown = content(outputs, has_charts=has_charts)
     scripts = page.view_scripts("begin_inline.js") if shown["start"] else []
     return page.write(outputs.folder / NAME, page.render("report.html", shown, scripts=scripts))
@@ -93,7 +95,7 @@ _NO_VIEWS = {"start": None, "content": None, "note": "", "printed": "", "printed
 
 def _views(outputs: Outputs, summary: Mapping[str, Any], scenario: str) -> dict[str, Any]:
     """The interactive part: its rows, and a picture of it for paper. scenario: which is shown first."""
-    from dse_pages import charts, vega
+    from dse_pages import charts
     from dse_pages.views import begin, embedded
 
     points, chosen = read_run(outputs, summary)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 _PATIENCE_S = 120.0
@@ -15,9 +16,17 @@ _SCALE = 1.5  # pixels of a picture for each of the specification
 
 
 @functools.cache
+def begin() -> Future[bytes]:
+    """Begin to make the library, once, while the caller does what comes before; it takes a second."""
+    thread = ThreadPoolExecutor(1)
+    library = thread.submit(_ask, "bundle", "")
+    thread.shutdown(wait=False)
+    return library
+
+
 def library() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script; it takes a second. "" where the engine cannot run."""
-    return _ask("bundle", "").decode("utf-8")
+    """Vega, Vega-Lite and Vega-Embed as one script. "" where the engine cannot run."""
+    return begin().result().decode("utf-8")
 
 
 def png(specification: str) -> bytes:

@@ -17,7 +17,7 @@ from dse.values import Frozen
 from dse.values.units import Bytes, Integer, Number
 from simulators.hardware.machine import merged, tree_of_gpu
 from simulators.hardware.memory_system import MemorySystem
-from simulators.hardware.sourced import SourcedValue
+from simulators.hardware.parts import SourcedValue
 
 FOLDER = Path(__file__).parent / "sms"
 Cycles = Annotated[Integer, Field(ge=0, le=100_000)]

@@ -24,9 +24,9 @@ from dse.evaluation.calls import call
 from dse.search import Outcome, Search, SearchQuestion, explore
 from dse.search.genes import Genes
 from dse.space import Assignment, get_path
-from dse.study.baselines import places
 from dse.study.plan import Plan
 from dse.study.plan_again import plan_words
+from dse.study.table import places
 from dse.values import Frozen, keys_to_hex
 from dse.values.units import Integer
 

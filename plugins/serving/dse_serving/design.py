@@ -19,7 +19,7 @@ from dse_serving.deployment import Deployment, Policy, Pool, Scheduler, Transfer
 from dse_serving.overlaps import OVERLAPS, Overlap, PartTimes, Table, knobs_of, lacks, times_of
 from dse_serving.step_times import EngineKernels, Speeds, StepParts, StepTimes, memory_of, step_parts
 from dse_serving.traffic import TrafficSpec
-from simulators.hardware.sourced import SourcedValue
+from simulators.hardware.parts import SourcedValue
 from simulators.steps.design import StepDesign
 from simulators.workloads.model import Parallel, Transformer
 

@@ -24,8 +24,7 @@ from search_spaces.fused_knobs import FusedKnobs
 from simulators.costs.fabric import latency_s, messages_s, num_gpus, num_nodes, pace, phases
 from simulators.costs.gemm import GemmShape, gemm_cost, gemms_of
 from simulators.hardware.machine import Gpu, System
-from simulators.hardware.parts import ELEMENT_BYTES
-from simulators.hardware.sourced import SourcedValue
+from simulators.hardware.parts import ELEMENT_BYTES, SourcedValue
 from simulators.workloads.operators import Collective, Embedding, Gemm, Gemv
 
 Floats = NDArray[np.float64]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.compiled import is_compiled
+from simulators.compiled import compile_ahead, is_compiled
 from simulators.engines.fluid import few_classes
 from simulators.taskgraph.classes import Classes, classes_of, offsets
 from simulators.taskgraph.graph import Floats, TaskGraph
@@ -150,6 +150,11 @@ class KernelGraph:
             self._run_many_classes(table, issued, finished, totals)
             return totals
         crowded = np.zeros(len(table), np.bool_)
+        if not is_compiled(few_classes.run):
+            from simulators.engines.fluid import many_classes
+
+            # most studies need it soon, and both take as long: at the same time
+            compile_ahead(many_classes.run, *self.structure, table, issued, finished, totals)
         _check(starved=few_classes.run(*self.structure, table, issued, finished, totals, crowded) > 0)
         if (left := np.flatnonzero(crowded)).size:  # too many tasks of a class at once, or too many different rates
             lines = left if len(issued) == len(table) else slice(None)  # without timelines there is the one scratch row
