@@ -9,6 +9,7 @@ A step that fits in no point is no plan: the answer is by how much, and what fit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -175,7 +176,7 @@ def _how_sure(plan: StepPlan) -> Iterator[str]:
 def _nothing_overlapped(plan: StepPlan) -> str:
     """A line on what the step would take with nothing overlapped."""
     seconds = float(plan.serial[TIME])
-    gain = gain_in_words(seconds / float(plan.best[TIME]))
+    gain = gain_text(seconds / float(plan.best[TIME]), *plan.decision.get("over_serial", (None, None)))
     return f"before: {named(plan.config)} as it comes; with nothing overlapped {cell(seconds, 's')}, {gain}"
 
 
@@ -326,7 +327,8 @@ def _gains(table: pd.DataFrame) -> pd.DataFrame:
 def _gains_figure(rows: pd.DataFrame) -> FigureSheet:
     together = rows[rows["choice"] == "all together"]
     most = together.sort_values("gain").iloc[-1]
-    gain = gain_in_words(most["gain"])
+    low, high = (None if math.isnan(most[f"range_{end}"]) else float(most[f"range_{end}"]) for end in ("low", "high"))
+    gain = gain_text(float(most["gain"]), low, high)
     title = f"With the plan a step of {most['scenario']} is {gain}" + (" as before" if gain == AS_FAST else "")
     axis = Axis("gain", "time before / time [x]", centre=1.0)
     frame = Frame(title, "each choice alone, and all together; lines: 90 % intervals")
