@@ -102,11 +102,11 @@ def test_what_nobody_measured_is_wide_and_called_a_guess() -> None:
     guess = shipped_residuals().of("host", "no such gpu")
     assert guess.is_guess and guess.high - guess.low > 1
     joint = JointDraws(64, 0)
-    unknown, known = (joint.of(ScheduleSystem.of(tree_of(name)).gpu) for name in ("l40s_8", "h100_8"))
-    assert unknown.factor("host", "x").std() > 0.1 and joint.basis == {"host": "a guess"}
+    l40s, h100 = (joint.of(ScheduleSystem.of(tree_of(name)).gpu) for name in ("l40s_8", "h100_8"))
+    assert l40s.factor("host", "x").std() > 0.1 and joint.basis == {"host": "a guess"}
     # another GPU is off by itself; all designs on one share its errors
-    assert abs(np.corrcoef(unknown.factor("host", "x"), known.factor("host", "x"))[0, 1]) < 0.5
-    assert joint.of(ScheduleSystem.of(tree_of("h100_8")).gpu) is known
+    assert abs(np.corrcoef(l40s.factor("host", "x"), h100.factor("host", "x"))[0, 1]) < 0.5
+    assert joint.of(ScheduleSystem.of(tree_of("h100_8")).gpu) is h100
     assert Residuals(()).of("attention", "h100").is_guess
 
 

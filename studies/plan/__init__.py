@@ -162,13 +162,15 @@ def _how_sure(plan: StepPlan) -> Iterator[str]:
     decision = Decision.read(plan.decision)
     guesses = [kind for kind, basis in decision.basis.items() if basis == "a guess"]
     guessed = f" (errors of {' and '.join(guesses)} are a guess)" if guesses else ""
-    yield f"probability that no other setting is faster: {fastest_in_words(decision)}{guessed}"
+    left = plan.decision.get("left_off")
+    other = "setting but those left off" if left else "other setting"
+    yield f"probability that no {other} is faster: {fastest_in_words(decision)}{guessed}"
     if decision.advice:
         yield decision.advice
         system = plan.config["system"]
         if measure := decision.measurement(str(system["name"]), int(system["node"]["num_gpus"])):
             yield measure
-    if left := plan.decision.get("left_off"):
+    if left:
         texts = "; ".join(f"{choice} {text}" for choice, text in left.items())
         yield f"left off, within the noise: {texts}"
 

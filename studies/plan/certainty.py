@@ -101,11 +101,11 @@ class DrawnPlan:
         return {**decision.json(), "preferred": str(plan.best["key"]), **gains}
 
     def _rivals(self, plan: StepPlan) -> Sequence[tuple[tuple[str, str], Any]]:
-        """Points that come next, each with another value of one choice."""
+        """Points that come next, each with another value of one choice; what is faster was left off as no different."""
         rivals = []
         for choice in plan.choices:
             row = plan.runner_up(choice)
-            if row is not None:
+            if row is not None and float(row[TIME]) >= float(plan.best[TIME]):
                 rivals.append(((choice.name, plan.text(choice, row) or "nothing"), row))
         return sorted(rivals, key=lambda pair: float(pair[1][TIME]))[:_MOST_RIVALS]
 
