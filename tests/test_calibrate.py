@@ -34,7 +34,7 @@ from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
 from simulators.hardware.network import Protocols
 from simulators.hardware.parts import Efficiency
-from simulators.hardware.residuals import OWN, draws_of
+from simulators.hardware.residuals import OWN, JointDraws
 
 DEVICE: dict[str, Any] = {
     "name": "own",
@@ -134,7 +134,7 @@ def test_a_file_that_was_calibrated_is_a_system_again(
     assert main(["machine", "calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 0
     file = tmp_path / "out" / "own.yaml"
     assert "intervals of gemm: +-" in capsys.readouterr().out
-    residuals = draws_of(Device.of(tree_of(str(file))).gpu, samples=8, seed=0).residuals
+    residuals = JointDraws(8, 0).of(Device.of(tree_of(str(file))).gpu).residuals
     group = residuals.of("gemm", "anything", "fp32")  # its own rows, whatever it is called in tables
     assert group.source.startswith(OWN) and group.high - group.low < 0.2
     words = ["study=operators", f"devices=[{file}]", f"study.data_dir={tmp_path}", "tracking=none", "store=none"]

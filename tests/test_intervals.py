@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,12 +36,13 @@ from simulators.hardware.residuals import (
     OWN,
     OWN_GROUPS,
     Draws,
+    JointDraws,
     ResidualGroup,
     Residuals,
-    draws_of,
     read_groups,
     shipped_residuals,
 )
+from simulators.hardware.system import ScheduleSystem
 from simulators.overlap.backend import OverlapBackend
 from simulators.steps.backend import StepBackend, iteration
 from simulators.workloads.model_zoo import model_tree, option_tree
@@ -99,8 +101,12 @@ def test_a_gpu_that_was_not_measured_is_wider_than_those_that_were() -> None:
 def test_what_nobody_measured_is_wide_and_called_a_guess() -> None:
     guess = shipped_residuals().of("host", "no such gpu")
     assert guess.is_guess and guess.high - guess.low > 1
-    draws = Draws(shipped_residuals(), "no such gpu", 64)
-    assert draws.factor("host", "x").std() > 0.1 and draws.basis == {"host": "a guess"}
+    joint = JointDraws(64, 0)
+    l40s, h100 = (joint.of(ScheduleSystem.of(tree_of(name)).gpu) for name in ("l40s_8", "h100_8"))
+    assert l40s.factor("host", "x").std() > 0.1 and joint.basis == {"host": "a guess"}
+    # another GPU is off by itself; all designs on one share its errors
+    assert abs(np.corrcoef(l40s.factor("host", "x"), h100.factor("host", "x"))[0, 1]) < 0.5
+    assert joint.of(ScheduleSystem.of(tree_of("h100_8")).gpu) is h100
     assert Residuals(()).of("attention", "h100").is_guess
 
 
@@ -120,7 +126,10 @@ def test_the_nearest_group_counts() -> None:
         )
     ]
     assert highs == [0.3, 0.1, 0.25, 0.2, 0.9]
-    assert residuals.with_own([replace(NARROW, gpu="mine", high=0.05)]).of("gemm", "h100", "bf16").high == 0.05
+    mine = residuals.with_own([replace(NARROW, gpu="mine", key=key, high=0.05) for key in ("", "bf16")])
+    assert mine.of("gemm", "h100", "bf16").high == mine.of("gemm", "h100", "fp8").high == 0.05
+    # rows of another precision tell less than other machines' rows of this one
+    assert residuals.with_own([replace(NARROW, key="", high=0.05)]).of("gemm", "h100", "bf16").high == 0.25
 
 
 def test_draws_have_the_quantiles_of_their_group_and_share_errors() -> None:
@@ -145,12 +154,12 @@ def test_shipped_groups_are_in_order_and_name_their_source(tmp_path: Path) -> No
         list(read_groups(bad))
 
 
-def step(sites: Any = None, **system: Any) -> Any:
+def step(sites: Any = None, run: Any = None, parallel: Any = None, **system: Any) -> Any:
     tree = {
         "system": {**tree_of("h100_8"), **system},
         "model": model_tree("llama3_8b"),
-        "run": {"mode": "prefill", "batch": 1, "sequence_length": 4096, "precision": "bf16"},
-        "parallel": {"tp": 8, "sequence_parallel": True},
+        "run": run or {"mode": "prefill", "batch": 1, "sequence_length": 4096, "precision": "bf16"},
+        "parallel": parallel or {"tp": 8, "sequence_parallel": True},
         "optimizer": option_tree("optimizer", "adam"),
         "kernels": option_tree("kernels", "flash"),
     }
@@ -177,10 +186,24 @@ def test_errors_of_a_step_go_through_its_sites_and_cancel_in_ratios() -> None:
 @pytest.mark.slow
 def test_a_machine_of_ones_own_has_its_own_residuals() -> None:
     tree = tree_of("h100_8")
-    narrow = {**vars(replace(NARROW, low=-0.01, high=0.01, source=f"{OWN}mine.csv"))}
+    narrow = {**vars(replace(NARROW, key="bf16", low=-0.01, high=0.01, source=f"{OWN}mine.csv"))}
     narrow.pop("ranges", None)
     machine = step(gpu={**tree["gpu"], "note": {OWN_GROUPS: [narrow]}}).system
-    assert draws_of(machine.gpu, samples=8, seed=0).residuals.of("gemm", "h100", "bf16").high == 0.01
+    assert JointDraws(8, 0).of(machine.gpu).residuals.of("gemm", "h100", "bf16").high == 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "parallel"), [("decode", {"tp": 8}), ("training", {"tp": 2, "pp": 2, "dp": 2})])
+def test_what_is_twice_as_long_in_all_kinds_makes_steps_of_twice_the_length(
+    mode: str, parallel: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No part of a step is without an error, and none has two."""
+    twice = replace(NARROW, gpu="any", low=math.log(2), median=math.log(2), high=math.log(2))
+    groups = tuple(replace(twice, kind=kind) for kind in KINDS)
+    monkeypatch.setattr("simulators.hardware.residuals.shipped_residuals", lambda: Residuals(groups))
+    design = step(run={"mode": mode, "batch": 8, "sequence_length": 4096, "precision": "bf16"}, parallel=parallel)
+    times, _ = StepBackend().draw([design], samples=4, seed=0)
+    assert times[0] == pytest.approx(2 * float(iteration(design).seconds), rel=1e-3)
 
 
 def test_a_graph_of_drawn_work_takes_as_much_longer() -> None:
@@ -211,6 +234,7 @@ def decision(times: Sequence[Sequence[float]], before: Sequence[float] | None = 
 def test_a_winner_is_decided_where_nothing_else_is_likely() -> None:
     sure = decision([[1.0, 1.1]] * 1 + [[1.5, 1.6]], [1.4, 1.5])
     assert sure.is_decided and sure.fastest == 1 and not sure.advice
+    assert sure.holding(2.0).high == 2.0 and sure.holding(0.5).spans_one  # a prediction that no draw reaches
     assert decision([[1.0, 1.0], [2.0, 2.0]], [0.9, 1.2]).advice == NOISE
     torn = decision([[1.0, 1.0, 1.0, 1.0], [0.9, 1.1, 0.9, 1.1]], [2.0] * 4)
     assert torn.fastest == 0.5 and torn.advice == f"{NOISE} if that is b"

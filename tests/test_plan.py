@@ -14,6 +14,7 @@ import yaml
 from dse.cli import main
 from dse.config.compose import request
 from dse.config.options import conf_dir
+from dse.results.decisions import gain_text
 from dse.results.run_folder import Outputs
 from dse.space import get_path
 from simulators.steps.backend import StepBackend, iteration, metrics_of
@@ -81,6 +82,9 @@ def test_a_plan_keeps_what_stands_out_and_leaves_off_what_nobody_could_tell(
     assert (plan.best["key"] == fastest.best["key"]) == (not decision["left_off"])
     assert all(plan.is_off(choice) for choice in plan.choices if choice.name in decision["left_off"])
     assert decision["low"] <= plan.gain <= decision["high"] and 0 <= decision["fastest"] <= 1
+    low, high = decision["over_serial"]
+    assert low <= float(plan.serial["iteration_s"] / plan.best["iteration_s"]) <= high
+    assert f"is {gain_text(plan.gain, decision['low'], decision['high'])}" in " ".join(output.split())
     assert ("within the noise: keep what you have" in output) == (not decision["decided"])
     assert ("to decide it, measure " in output) == bool(decision["measure"])
     again = planned(tmp_path, *words, "store=sqlite", "decide.samples=0")

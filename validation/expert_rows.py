@@ -268,12 +268,17 @@ def error_of(kernel: TokenKernel, row: KernelRow, node: Node) -> float:
 
 
 def fit_all(rows: Iterable[KernelRow], node: Node) -> Mapping[str, tuple[TokenKernel, tuple[str, ...]]]:
-    """Kernel and direction -> constants and the names of the rows that they were fitted on."""
+    """Kernel and direction -> constants and the names of the rows that they were fitted on.
+
+    What several nodes add is fitted last, with all else as it is, on rows of its own, whose names are not among these.
+    """
     by_group: dict[str, list[KernelRow]] = {}
-    for row in rows:
-        if is_fitted(row) and not is_fitted_by_nodes(row):
-            by_group.setdefault(row.group, []).append(row)
-    return {
-        group: (fit(members, node), tuple(dict.fromkeys(row.name for row in members)))
-        for group, members in by_group.items()
-    }
+    by_nodes: dict[str, list[KernelRow]] = {}
+    for row in filter(is_fitted, rows):
+        (by_nodes if is_fitted_by_nodes(row) else by_group).setdefault(row.group, []).append(row)
+    fitted = {}
+    for group, members in by_group.items():
+        kernel = fit(members, node)
+        kernel = fit_nodes(by_nodes[group], kernel, node) if group in by_nodes else kernel
+        fitted[group] = kernel, tuple(dict.fromkeys(row.name for row in members))
+    return fitted

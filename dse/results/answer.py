@@ -266,7 +266,8 @@ def _advice_lines(scenarios: Iterable[Any], choices: Sequence[Decision | None]) 
     alike: dict[str, list[str]] = {}
     for scenario, choice in zip(scenarios, choices, strict=True):
         if choice is not None and choice.advice:
-            alike.setdefault(choice.advice if len(choices) == 1 else NOISE, []).append(str(scenario))
+            several = choice.advice if choice.advice == NOISE else f"{NOISE} if that is one of the next best"
+            alike.setdefault(choice.advice if len(choices) == 1 else several, []).append(str(scenario))
     for advice, names in alike.items():
         of = "" if len(choices) == 1 else f" in {len(names)} of {len(choices)}"
         few = f" ({', '.join(names)})" if len(choices) > 1 and len(names) <= _FEW_NAMES else ""

@@ -8,6 +8,7 @@ all with the same errors: what is off in all of them alike cancels in their rati
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -53,11 +54,15 @@ class Decision:
     @classmethod
     def of(cls, times: Floats, before: Floats | None, *, least: float, rivals: Any = (), basis: Any = None) -> Decision:
         """From drawn times of the winner and its rivals [1 + R, S], and those of the baseline [S]; rivals: in words."""
-        ends = (None, None) if before is None else tuple(map(float, np.quantile(before / times[0], ENDS)))
+        ends = (None, None) if before is None else interval(before / times[0])
         wins = times[0] <= times.min(axis=0) * (1 + _TIE)
         faster = (times[1:] < times[0] * (1 - _TIE)).mean(axis=1) if len(times) > 1 else np.zeros(0)
         rival = rivals[int(faster.argmax())] if len(faster) and faster.max() > 0 else ""
         return cls(float(wins.mean()), least, ends[0], ends[1], rival, dict(basis or {}))
+
+    def holding(self, gain: float) -> Decision:
+        """The same with an interval that holds the predicted gain."""
+        return self if self.low is None else replace(self, low=min(self.low, gain), high=max(self.high or gain, gain))
 
     @property
     def spans_one(self) -> bool:
@@ -101,6 +106,18 @@ class Decision:
     def read(cls, entry: Mapping[str, Any]) -> Decision:
         """From entries of `summary.json`."""
         return cls(**{name: entry[name] for name in cls.__dataclass_fields__ if name in entry})
+
+
+def interval(drawn: Floats, predicted: float = math.nan) -> tuple[float, float]:
+    """Ends of the 90 % interval of a ratio from draws [S], widened where that is needed to hold the predicted one.
+
+    Predictions of a kind may be off to one side, so that few draws are beyond the prediction itself.
+
+    >>> interval(np.array([1.0, 1.1, 1.2]), predicted=1.5)
+    (1.01, 1.5)
+    """
+    low, high = map(float, np.quantile(drawn, ENDS))
+    return (low, high) if math.isnan(predicted) else (min(low, predicted), max(high, predicted))
 
 
 def gain_text(ratio: float, low: float | None, high: float | None) -> str:
@@ -288,6 +305,8 @@ def _decide(planned: Any, winner: pd.Series[Any], rivals: pd.DataFrame, *, helps
     named = [choice_in_words(row, planned.knobs) for row in rows[1:]]
     last = None if before is None else times[-1]
     decision = Decision.of(times[: len(rows)], last, least=settings.least, rivals=named, basis=basis)
+    if math.isfinite(winner.get("speedup", math.nan)):
+        decision = decision.holding(float(winner["speedup"]))
     if decision.is_decided or not helps:
         return decision
     draw = partial(planned.backend.draw, chosen, samples=settings.samples, seed=planned.settings.seed)

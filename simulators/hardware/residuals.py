@@ -97,23 +97,26 @@ class ResidualGroup:
 
 @dataclass(frozen=True)
 class Residuals:
-    """Groups of residuals. of_machine: those of the machine that is used about, which count before all others."""
+    """Groups of residuals. of_machine: those of the machine that is asked about, which count before all others."""
 
     groups: tuple[ResidualGroup, ...]
     of_machine: tuple[ResidualGroup, ...] = ()
 
     def of(self, kind: str, gpu: str, key: str = "", sizes: Mapping[str, float] | None = None) -> ResidualGroup:
-        """The group of an operator: of this machine, of its GPU, of any GPU, or else a guess; the nearest first."""
-        for candidates in (
+        """The group of an operator: of this machine, of its GPU, of any GPU, or else a guess; the nearest first.
+
+        Rows of another key of this machine (another precision, or way of a collective) come after those of this key on
+        other machines with the GPU.
+        """
+        own, of_gpu, of_any = (
             self._of_machine.get(kind, ()),
             self._by.get((kind, gpu), ()),
             self._by.get((kind, ANY), ()),
-        ):
-            # ranges come before the whole of a key, and that before the whole of a kind
-            for wanted in dict.fromkeys((key, "")):
-                of_key = [group for group in candidates if group.key == wanted and group.holds(sizes or {})]
-                if of_key:
-                    return max(of_key, key=lambda group: len(group.ranges))
+        )
+        for candidates, wanted in ((own, key), (of_gpu, key), (own, ""), (of_gpu, ""), (of_any, key), (of_any, "")):
+            of_key = [group for group in candidates if group.key == wanted and group.holds(sizes or {})]
+            if of_key:  # ranges come before the whole of a key
+                return max(of_key, key=lambda group: len(group.ranges))
         return ResidualGroup(kind, gpu)
 
     @cached_property
@@ -165,13 +168,14 @@ def software_of(schedule: str) -> str:
 class Draws:
     """Joint draws of the errors of a machine's predictions. gpu: its name in tables; size: number of draws.
 
-    exact: kinds that keep their median in all draws, as if they had been measured. used: groups that were used for.
+    seed: draws of one seed and kind share an error. exact: kinds that keep their median in all draws, as if they had
+    been measured. used: groups that were used.
     """
 
     residuals: Residuals
     gpu: str
     size: int
-    seed: int = 0
+    seed: int | str = 0
     exact: tuple[str, ...] = ()
     used: dict[tuple[str, str], ResidualGroup] = field(default_factory=dict, compare=False)
 
@@ -187,14 +191,6 @@ class Draws:
     def _normal(self, name: str) -> Floats:
         return _stratified(f"{self.seed} {name}", self.size)
 
-    @property
-    def basis(self) -> dict[str, str]:
-        """Basis of the errors of each kind, in words."""
-        grouped: dict[str, list[ResidualGroup]] = {}
-        for (kind, _), group in self.used.items():
-            grouped.setdefault(kind, []).append(group)
-        return {kind: _basis(groups) for kind, groups in sorted(grouped.items())}
-
 
 def _basis(groups: Sequence[ResidualGroup]) -> str:
     if any(group.is_guess for group in groups):
@@ -208,11 +204,32 @@ OWN = "own: "
 """How the source of groups of a machine of the user begins."""
 
 
-def draws_of(gpu: Any, *, samples: int, seed: int, exact: Sequence[str] = ()) -> Draws:
-    """Draws of the errors of a GPU (`simulators.hardware.machine.Gpu`), with its own residuals where it has some."""
-    note = gpu.note if isinstance(gpu.note, Mapping) else {}
-    fitted = tuple(ResidualGroup(**group) for group in note.get(OWN_GROUPS, ()))
-    return Draws(shipped_residuals().with_own(fitted), name_in_tables(gpu), samples, seed, tuple(exact))
+@dataclass(frozen=True)
+class JointDraws:
+    """Draws of the errors of several designs: those on one GPU share them, and another GPU has errors of its own."""
+
+    size: int
+    seed: int
+    exact: tuple[str, ...] = ()
+    _by_gpu: dict[str, Draws] = field(default_factory=dict, compare=False)
+
+    def of(self, gpu: Any) -> Draws:
+        """Draws of a GPU (`simulators.hardware.machine.Gpu`), with its own residuals where it has some."""
+        name, note = name_in_tables(gpu), gpu.note if isinstance(gpu.note, Mapping) else {}
+        if name not in self._by_gpu:
+            fitted = tuple(ResidualGroup(**group) for group in note.get(OWN_GROUPS, ()))
+            seed = f"{self.seed} {name}" if self._by_gpu else self.seed
+            self._by_gpu[name] = Draws(shipped_residuals().with_own(fitted), name, self.size, seed, self.exact)
+        return self._by_gpu[name]
+
+    @property
+    def basis(self) -> dict[str, str]:
+        """Basis of the errors of each kind, in words."""
+        grouped: dict[str, list[ResidualGroup]] = {}
+        for draws in self._by_gpu.values():
+            for (kind, _), group in draws.used.items():
+                grouped.setdefault(kind, []).append(group)
+        return {kind: _basis(groups) for kind, groups in sorted(grouped.items())}
 
 
 OWN_GROUPS = "residuals"

@@ -21,7 +21,7 @@ from dse.errors import Broken, ConfigError, Problem, Problems, did_you_mean, fau
 from dse.space.blocks import Grid
 from dse.values import Memo, leaves
 from simulators.hardware.machine import System
-from simulators.hardware.residuals import Draws, draws_of, software_of
+from simulators.hardware.residuals import Draws, JointDraws, software_of
 from simulators.hardware.system import WholeNode
 from simulators.overlap.design import OverlapDesign, Schedule
 from simulators.overlap.metrics import METRICS, Floats, cost_proxy, measure, measure_worst
@@ -240,15 +240,14 @@ def draw_schedules(
     exact: Sequence[str] = (),
 ) -> tuple[Floats, Mapping[str, str]]:
     """Makespans [designs, samples] with drawn errors, and what those of each kind rest on. exact: taken as measured."""
-    times, draws = np.empty((len(designs), samples)), None
+    times, draws = np.empty((len(designs), samples)), JointDraws(samples, seed, tuple(exact))
     for place, design in enumerate(designs):
         assert isinstance(design, OverlapDesign)
-        draws = draws or draws_of(design.system.gpu, samples=samples, seed=seed, exact=exact)
         graph = _drawn_graphs.find(design, simulation)
         if graph is None:
             graph = _drawn_graphs.keep(simulation.lower(design), design, simulation)
-        times[place] = _ScheduleErrors(design, graph, draws).makespans()
-    return times, {} if draws is None else draws.basis
+        times[place] = _ScheduleErrors(design, graph, draws.of(design.system.gpu)).makespans()
+    return times, draws.basis
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators.costs.collective import Group
-from simulators.hardware.residuals import Draws, draws_of, software_of
+from simulators.hardware.residuals import Draws, JointDraws, software_of
 from simulators.steps.design import StepDesign
 from simulators.steps.experts import TokenExchange
 from simulators.steps.operators import Exchange, Op, OperatorCost, Platform, Product, Stream
@@ -92,13 +92,12 @@ def draw_steps(
     The same operators have the same errors in all designs. iterate: an iteration with drawn errors. exact: kinds that
     are taken as measured.
     """
-    times, draws = np.empty((len(designs), samples)), None
+    times, draws = np.empty((len(designs), samples)), JointDraws(samples, seed, tuple(exact))
     for place, design in enumerate(designs):
-        draws = draws or draws_of(design.system.gpu, samples=samples, seed=seed, exact=exact)
-        run = design.run
-        errors = StepErrors(draws, run.precision, run.products or run.precision, design.kernels.name)
+        own, run = draws.of(design.system.gpu), design.run
+        errors = StepErrors(own, run.precision, run.products or run.precision, design.kernels.name)
         times[place] = iterate(design, errors).seconds
-    return times, {} if draws is None else draws.basis
+    return times, draws.basis
 
 
 def _name(sizes: Mapping[str, float], names: str) -> str:

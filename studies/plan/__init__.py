@@ -9,6 +9,7 @@ A step that fits in no point is no plan: the answer is by how much, and what fit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -161,13 +162,15 @@ def _how_sure(plan: StepPlan) -> Iterator[str]:
     decision = Decision.read(plan.decision)
     guesses = [kind for kind, basis in decision.basis.items() if basis == "a guess"]
     guessed = f" (errors of {' and '.join(guesses)} are a guess)" if guesses else ""
-    yield f"probability that no other setting is faster: {fastest_in_words(decision)}{guessed}"
+    left = plan.decision.get("left_off")
+    other = "setting but those left off" if left else "other setting"
+    yield f"probability that no {other} is faster: {fastest_in_words(decision)}{guessed}"
     if decision.advice:
         yield decision.advice
         system = plan.config["system"]
         if measure := decision.measurement(str(system["name"]), int(system["node"]["num_gpus"])):
             yield measure
-    if left := plan.decision.get("left_off"):
+    if left:
         texts = "; ".join(f"{choice} {text}" for choice, text in left.items())
         yield f"left off, within the noise: {texts}"
 
@@ -175,7 +178,7 @@ def _how_sure(plan: StepPlan) -> Iterator[str]:
 def _nothing_overlapped(plan: StepPlan) -> str:
     """A line on what the step would take with nothing overlapped."""
     seconds = float(plan.serial[TIME])
-    gain = gain_in_words(seconds / float(plan.best[TIME]))
+    gain = gain_text(seconds / float(plan.best[TIME]), *plan.decision.get("over_serial", (None, None)))
     return f"before: {named(plan.config)} as it comes; with nothing overlapped {cell(seconds, 's')}, {gain}"
 
 
@@ -326,7 +329,8 @@ def _gains(table: pd.DataFrame) -> pd.DataFrame:
 def _gains_figure(rows: pd.DataFrame) -> FigureSheet:
     together = rows[rows["choice"] == "all together"]
     most = together.sort_values("gain").iloc[-1]
-    gain = gain_in_words(most["gain"])
+    low, high = (None if math.isnan(most[f"range_{end}"]) else float(most[f"range_{end}"]) for end in ("low", "high"))
+    gain = gain_text(float(most["gain"]), low, high)
     title = f"With the plan a step of {most['scenario']} is {gain}" + (" as before" if gain == AS_FAST else "")
     axis = Axis("gain", "time before / time [x]", centre=1.0)
     frame = Frame(title, "each choice alone, and all together; lines: 90 % intervals")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.results.decisions import ENDS, Decision, Drawing, gain_text, most_helpful
+from dse.results.decisions import Decision, Drawing, gain_text, interval, most_helpful
 from dse.study.plan import Plan
 from simulators.steps.sites import SERIAL
 from studies.plan.step_plan import TIME, Choice, StepPlan
@@ -55,8 +55,7 @@ class DrawnPlan:
 
     def gain(self, before: Any, after: Any) -> tuple[float, float]:
         """Ends of the 90 % interval of the time of one point over that of another."""
-        low, high = np.quantile(self.times(before) / self.times(after), ENDS)
-        return float(low), float(high)
+        return interval(self.times(before) / self.times(after), float(before[TIME] / after[TIME]))
 
     def simplest(self) -> tuple[StepPlan, dict[str, str]]:
         """The plan with what does not stand out left off, and what that gained, by choice, in words."""
@@ -88,7 +87,8 @@ class DrawnPlan:
         times = np.stack([self.times(plan.best), *(self.times(row) for _, row in rivals)])
         names = [f"{choice} {text}" for (choice, text), _ in rivals]
         before = self.times(plan.before)
-        decision = Decision.of(times, before, least=self.planned.settings.decide.least, rivals=names, basis=self.basis)
+        least = self.planned.settings.decide.least
+        decision = Decision.of(times, before, least=least, rivals=names, basis=self.basis).holding(plan.gain)
         if not decision.is_decided:
             rows = [plan.best, plan.before, *(row for _, row in rivals[:1])]
             decision = replace(decision, measure=most_helpful(partial(self._draw, [plan.design(row) for row in rows])))
@@ -97,14 +97,15 @@ class DrawnPlan:
             pair = None if plan.is_off(choice) else plan.alone_rows_of(choice)
             if pair is not None:
                 alone[choice.name] = self.gain(*pair)
-        return {**decision.json(), "preferred": str(plan.best["key"]), "gain": plan.gain, "alone": alone}
+        gains = {"gain": plan.gain, "alone": alone, "over_serial": self.gain(plan.serial, plan.best)}
+        return {**decision.json(), "preferred": str(plan.best["key"]), **gains}
 
     def _rivals(self, plan: StepPlan) -> Sequence[tuple[tuple[str, str], Any]]:
-        """Points that come next, each with another value of one choice."""
+        """Points that come next, each with another value of one choice; what is faster was left off as no different."""
         rivals = []
         for choice in plan.choices:
             row = plan.runner_up(choice)
-            if row is not None:
+            if row is not None and float(row[TIME]) >= float(plan.best[TIME]):
                 rivals.append(((choice.name, plan.text(choice, row) or "nothing"), row))
         return sorted(rivals, key=lambda pair: float(pair[1][TIME]))[:_MOST_RIVALS]
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from dse.plots import Axis, FigureSheet, Frame, tables
 from dse.results.answer import fastest_in_words
-from dse.results.decisions import ENDS, Decision, Drawing, gain_text
+from dse.results.decisions import Decision, Drawing, gain_text, interval
 from dse.results.words import AS_FAST, cell, gain_in_words
 from dse.space import get_path
 from simulators.steps.backend import StepBackend, iteration
@@ -137,7 +137,13 @@ def decide_given(judged: Sequence[PlanJudgement], planned: Plan) -> dict[str, An
             rivals=[_title(variant) for variant in others],
             basis=basis,
         )
-        ends = {variant: np.quantile(times[variant] / times[AS_GIVEN], ENDS).tolist() for variant in times}
+        own = float(plan.point[TIME])
+        if plan.serial is not None:
+            decision = decision.holding(float(plan.serial[TIME]) / own)
+        ends = {
+            variant: list(interval(drawn / times[AS_GIVEN], float(plan.rows[variant][TIME]) / own))
+            for variant, drawn in times.items()
+        }
         decided[str(plan.point["key"])] = {**decision.json(), "ranges": ends}
     return decided
 

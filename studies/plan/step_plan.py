@@ -139,7 +139,9 @@ class StepPlan:
     @cached_property
     def before(self) -> Any:
         """The step as its software comes (`studies.plan.stacks`); with nothing overlapped where that breaks a rule."""
-        values = {path: value for path, value in defaults_of(self.config).items() if path in self.table}
+        # one value in all points was typed, or is the only one that breaks no rule: it stays
+        chosen = {path for path in self.table if self.table[path].map(str).nunique() > 1}
+        values = {path: value for path, value in defaults_of(self.config).items() if path in chosen}
         differs = any(str(plain(self.serial[path])) != str(value) for path, value in values.items())
         if not differs:
             return self.serial

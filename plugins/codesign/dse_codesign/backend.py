@@ -19,13 +19,15 @@ from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.errors.rules import Rule, problems, reasons
 from dse.values import Frozen, Memo, distinct, has_axis, put
 from dse_codesign.machine import Base, Machine, assumptions
-from dse_codesign.plans import METRICS, best_plans
+from dse_codesign.plans import METRICS, best_plans, planned_step
 from dse_codesign.technology import Price, Technology, of_system, price, technology_of
 from dse_codesign.technology.settings import Coefficient
 from dse_codesign.workloads import Step, steps_of
 from simulators.hardware.device import ScheduledDevice
 from simulators.hardware.machine import SiteModel
 from simulators.hardware.network import Topology
+from simulators.steps.backend import StepBackend
+from simulators.steps.design import ScheduledDesign
 
 Floats = NDArray[np.float64]
 _VERSION = "5"
@@ -91,6 +93,7 @@ class Judge:
     base: Base
     steps: Mapping[str, Step]
     _known: dict[bytes, tuple[Any, Any]] = field(default_factory=dict)
+    _drawn: dict[tuple[bytes, int], dict[str, Floats]] = field(default_factory=dict)
     computed: Counter[str] = field(default_factory=Counter)
 
     def with_ideal(self) -> Judge:
@@ -129,6 +132,20 @@ class Judge:
             part = {name: columns[end - size : end] for name, columns in metrics.items()}
             judged.append(self._judgement(machine, plans[end - size : end], part))
         return judged
+
+    def drawn(self, machine: Machine, judged: Judged, samples: int) -> dict[str, Floats]:
+        """Times [samples] of the steps of a machine with its best plans, by workload, with drawn errors of the models.
+
+        Operators and schedules that two machines have in common have the same errors on both, which cancel in ratios.
+        """
+        name = self._numbers(machine, 1).tobytes(), samples
+        if name not in self._drawn:
+            system = self.base.system_of(machine)
+            self._drawn[name] = {
+                workload: _drawn_step(step.design, judged.plans[0][workload], system, samples)
+                for workload, step in self.steps.items()
+            }
+        return self._drawn[name]
 
     def _judgement(self, machine: Machine, plans: Sequence[Any], metrics: Mapping[str, Floats]) -> Judged:
         knobs, cap = self.base.knobs_of(machine), np.asarray(machine.cap_w, float)
@@ -197,6 +214,14 @@ class Judge:
             plans = {step: part.plans[place] for step, part in plans_of.items()}
             rows = {step: [part.metrics[metric][place] for metric in METRICS] for step, part in plans_of.items()}
             self._known[name] = plans, rows
+
+
+def _drawn_step(design: ScheduledDesign, plan: Any, system: ScheduledDevice, samples: int) -> Floats:
+    """Times [samples] of a step under a plan; NaN where every plan breaks a rule."""
+    if plan is None:
+        return np.full(samples, np.nan)
+    times, _ = StepBackend().draw([planned_step(design, plan, system)], samples=samples, seed=0)
+    return np.asarray(times[0])
 
 
 @cache

@@ -34,8 +34,10 @@ def worth(rows: pd.DataFrame) -> FigureSheet:
 
     kinds = (("usd", "takes"), ("usd_worth", "is worth"))
     parts = [rows.assign(usd_of=rows[name], kind=label) for name, label in kinds]
+    parts[1] = parts[1].assign(range_low=rows["usd_worth_low"], range_high=rows["usd_worth_high"])
     title = f"{int(rows['pays'].sum())} of {len(rows)} features of the robust machine pay within the budget"
-    axis, frame = Axis("usd_of", "USD of a GPU", centre=0.0), Frame(title, "at equal throughput for a dollar")
+    frame = Frame(title, "at equal throughput for a dollar; lines: 90 % intervals")
+    axis = Axis("usd_of", "USD of a GPU", centre=0.0)
     return tables.dots(pd.concat(parts), axis, row="feature", by="kind", frame=frame)
 
 

@@ -105,6 +105,14 @@ def enumerate_plans(design: ScheduledDesign, options: PlanOptions) -> Iterator[d
             yield {"collectives": collectives, **chosen}
 
 
+def planned_step(design: ScheduledDesign, plan: Mapping[str, str], system: ScheduledDevice) -> ScheduledDesign:
+    """The step of a design under a plan on another machine."""
+    schedules = {name: read_schedule(text, name) for name, text in plan.items() if name in SITES and text != SERIAL}
+    parallel = design.parallel.model_copy(update={"collectives": plan["collectives"]})
+    changes: dict[str, Any] = {"system": system, "parallel": parallel, "sites": schedules}
+    return design.model_copy(update=changes)
+
+
 def plan_seconds(design: ScheduledDesign, plan: Mapping[str, str], systems: Systems, size: int) -> Floats:
     """Time of a step under a plan on each machine [s]; infinite where the plan breaks a rule."""
     return _Planner(design, PlanOptions(), systems, size).seconds(plan, np.arange(size))
@@ -197,12 +205,9 @@ class _Planner:
     def _check(self, plan: Mapping[str, str], places: NDArray[np.intp]) -> tuple[ScheduledDesign, NDArray[np.bool_]]:
         """The step of some machines under a plan, and on which of them it breaks no rule."""
         self.computed += len(places)
-        schedules = {name: read_schedule(text, name) for name, text in plan.items() if name in SITES and text != SERIAL}
-        parallel = self._design.parallel.model_copy(update={"collectives": plan["collectives"]})
-        changes: dict[str, Any] = {"system": self._system(places), "parallel": parallel, "sites": schedules}
-        design = self._design.model_copy(update=changes)
+        design = planned_step(self._design, plan, self._system(places))
         legal, _ = self._legal(design, (len(places),))
-        if plan["collectives"] != "in_switch" and any(each.family == "in_switch" for each in schedules.values()):
+        if plan["collectives"] != "in_switch" and any(each.family == "in_switch" for each in design.sites.values()):
             legal = np.zeros_like(legal)  # whose kernel orders the switch: where that adds up
         return design, legal
 

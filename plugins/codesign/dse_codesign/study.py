@@ -329,7 +329,8 @@ def _worth_table(machines: Machines) -> Iterator[Table | str]:
     for name in ("on the robust machine", "speed", "takes", "worth", "area", "power", "within the budget", "pays"):
         shown.add_column(name, justify="left" if name == "on the robust machine" else "right")
     for row in rows.to_dict("records"):
-        gain = f"{100 * (row['gain'] - 1):+.1f} %"
+        low, high = (100 * (row[f"gain_{end}"] - 1) for end in ("low", "high"))
+        gain = f"{100 * (row['gain'] - 1):+.1f} % ({low:.1f}–{high:.1f})"
         sure = max(row["odds"], 1 - row["odds"]) >= _LEAST or not row["within_budget"]
         pays = f"{('yes' if row['pays'] else 'no') if sure else 'within the noise'} ({100 * row['odds']:.0f} %)"
         dollars = [_usd(row[name]) for name in ("usd", "usd_worth")]
@@ -338,8 +339,8 @@ def _worth_table(machines: Machines) -> Iterator[Table | str]:
         shown.add_row(row["feature"], gain, *prices, within, pays)
     yield shown
     yield (
-        "worth: price at which throughput per dollar breaks even; pays: it costs less, within the budget, and in how"
-        " many of the drawn technologies it takes less"
+        "worth: price at which throughput per dollar breaks even; pays: it costs less, within the budget; in brackets:"
+        " 90 % intervals of the speed, and in how many draws of technologies and errors of the speed it costs less"
     )
     shares = contribution_rows(machines)
     parts = [f"{row['knob']} {row['speed']:.3f}x ({row['usd']:+,.0f} USD)" for row in shares.to_dict("records")]

@@ -2,8 +2,10 @@
 
 A feature that makes a machine g times as fast is worth what leaves throughput for a dollar (a watt) as it was: (g - 1)
 times what the machine costs (draws). Contributions of the knobs between two machines are Shapley values of the
-logarithm of throughput over orders of changing them, so that their product is the whole. Odds are over technologies
-drawn from all intervals; the models of speed are taken as they are.
+logarithm of throughput over orders of changing them, so that their product is the whole. Odds that a feature pays are
+over technologies drawn from all intervals and, at the same time, errors of the models of speed drawn from residuals
+(`simulators.hardware.residuals`): what a machine with the feature and one without it have in common is off alike, and
+cancels in the gain. Odds of a front are over technologies alone.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dse.results.decisions import interval
 from dse_codesign.backend import Judge, Judged, largest_die_mm2, metrics_of
 from dse_codesign.machine import Machine
 from dse_codesign.technology import Coefficients, price
@@ -50,19 +53,23 @@ _SCALED = {
 class Worth:
     """A feature of a machine. gains: speed with it over that without, by workload; gain: of all by weight.
 
-    area_mm2, power_w, usd: that it takes. usd_worth, power_worth_w: at which throughput per dollar (per watt) is as
-    without it. odds: share of drawn technologies in which it costs less than it is worth. beyond: metrics of the
-    machine with it that are beyond a limit.
+    low, high: 90 % interval of the gain, by drawn errors of the models that predict it. area_mm2, power_w, usd: that it
+    takes. usd_worth, power_worth_w: at which throughput per dollar (per watt) is as without it; usd_ends: of usd_worth
+    at low and high. odds: share of drawn technologies and errors in which it costs less than it is worth. beyond:
+    metrics of the machine with it that are beyond a limit.
     """
 
     name: str
     gain: float
+    low: float
+    high: float
     gains: Mapping[str, float]
     area_mm2: float
     power_w: float
     usd: float
     usd_worth: float
     power_worth_w: float
+    usd_ends: tuple[float, float]
     odds: float
     beyond: tuple[str, ...] = ()
 
@@ -123,10 +130,10 @@ def worths(judge: Judge, machine: Machine, limits: Limits = MappingProxyType({})
     """Worth of each feature on a machine. limits: by metric, as of a study, with `low` or `high`."""
     shares = list(features(judge, machine))
     judged = judge.judge_all([(machine, 1) for _, *pair in shares for machine in pair])
-    drawn = judge.base.technology.sample(_SAMPLES, seed=0)
+    technologies = judge.base.technology.sample(_SAMPLES, seed=0)
     return [
         replace(
-            _worth(judge, feature, (judged[2 * place], judged[2 * place + 1]), drawn),
+            _worth(judge, feature, (judged[2 * place], judged[2 * place + 1]), technologies),
             beyond=beyond_limits(judge, feature[2], judged[2 * place + 1], limits),
         )
         for place, feature in enumerate(shares)
@@ -146,7 +153,7 @@ def beyond_limits(judge: Judge, machine: Machine, judged: Judged, limits: Limits
 
 
 def _worth(
-    judge: Judge, feature: tuple[str, Machine, Machine], judged: tuple[Judged, Judged], drawn: Coefficients
+    judge: Judge, feature: tuple[str, Machine, Machine], judged: tuple[Judged, Judged], technologies: Coefficients
 ) -> Worth:
     name, *machines = feature
     before, after = judged
@@ -154,19 +161,32 @@ def _worth(
     gains = {key: float(after.speeds[key][0] / before.speeds[key][0]) for key in before.speeds}
     prices = [_prices(judge, part, judge.base.technology.nominal) for part in machines]
     (area, power, usd), (more_area, more_power, more_usd) = ([float(value) for value in part] for part in prices)
-    samples = [_prices(judge, part, drawn)[2] for part in machines]
-    pays = samples[1] - samples[0] < (gain - 1) * samples[0]
+    samples = [_prices(judge, part, technologies)[2] for part in machines]
+    drawn = _drawn_gain(judge, machines, judged)
+    pays = samples[1] - samples[0] < (drawn - 1) * samples[0]
+    low, high = interval(drawn, gain)
     return Worth(
         name,
         gain,
+        low,
+        high,
         gains,
         area_mm2=more_area - area,
         power_w=more_power - power,
         usd=more_usd - usd,
         usd_worth=(gain - 1) * usd,
         power_worth_w=(gain - 1) * power,
+        usd_ends=((low - 1) * usd, (high - 1) * usd),
         odds=float(np.mean(pays)),
     )
+
+
+def _drawn_gain(judge: Judge, machines: Sequence[Machine], judged: Sequence[Judged]) -> Floats:
+    """Gain of all workloads by weight [_SAMPLES], with drawn errors."""
+    before, after = (judge.drawn(*part, _SAMPLES) for part in zip(machines, judged, strict=True))
+    total = sum(step.weight for step in judge.steps.values())
+    logs = (step.weight / total * np.log(before[name] / after[name]) for name, step in judge.steps.items())
+    return np.asarray(np.exp(sum(logs)))
 
 
 def _prices(judge: Judge, machine: Machine, technology: Coefficients) -> tuple[Floats, Floats, Floats]:
@@ -237,4 +257,6 @@ def row_of(worth: Worth) -> dict[str, Any]:
     odds |= {"power_worth_w": worth.power_worth_w, "area_mm2": worth.area_mm2, "area_worth_mm2": worth.area_worth_mm2}
     gains = {f"gain_{name}": gain for name, gain in worth.gains.items()}
     within = {"within_budget": not worth.beyond, "beyond": ", ".join(worth.beyond), "pays": worth.pays}
-    return {"feature": worth.name, "gain": worth.gain, **odds, **within, "odds": worth.odds, **gains}
+    gain = {"gain": worth.gain, "gain_low": worth.low, "gain_high": worth.high}
+    odds |= {f"usd_worth_{end}": value for end, value in zip(("low", "high"), worth.usd_ends, strict=True)}
+    return {"feature": worth.name, **gain, **odds, **within, "odds": worth.odds, **gains}

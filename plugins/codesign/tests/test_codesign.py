@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any, get_args
 
@@ -352,7 +353,29 @@ def test_a_feature_pays_where_it_raises_throughput_for_a_dollar() -> None:
     assert values["10 % more links"].usd == pytest.approx(links["cost_usd"] - before["cost_usd"], rel=1e-6)
     assert 0 < values["sums in the switch"].usd < values["sums in the switch"].usd_worth
     assert values["NICs at the GPU"].usd < 0
-    assert all(0 <= worth.odds <= 1 for worth in values.values())
+    for worth in values.values():
+        assert 0 <= worth.odds <= 1 and worth.low <= worth.gain <= worth.high
+        shown = machine_worth.row_of(worth)
+        assert shown["usd_worth_low"] <= shown["usd_worth"] <= shown["usd_worth_high"]
+    # decode and prefill of one node never use NICs; all that is off on both machines cancels
+    assert (values["NICs at the GPU"].low, values["NICs at the GPU"].high) == (1, 1)
+    switch = values["sums in the switch"]
+    assert switch.high > switch.low * 1.02  # another way of adding up, with an error of its own
+
+
+@pytest.mark.slow
+def test_drawn_steps_of_machines_are_those_that_are_judged() -> None:
+    changed = machine_worth.with_numbers(judge(), machine(links=1.1))
+    judged = judge().judge(changed, 1)
+    spread = {}
+    for name, times in judge().drawn(changed, judged, 64).items():
+        nominal = float(judged.steps[name]["iteration_s"][0])
+        assert np.quantile(times, 0.02) < nominal < np.quantile(times, 0.98)
+        before = judge().drawn(Machine(), judge().judge(Machine(), 1), 64)[name]
+        spread[name] = np.log(times).std(), np.log(times / before).std()
+    assert all(ratio < 0.25 * alone for alone, ratio in spread.values())
+    none = replace(judged, plans=[dict.fromkeys(judge().steps)])
+    assert np.isnan(judge().drawn(changed, none, 8)["decode"]).all()
 
 
 @pytest.mark.more

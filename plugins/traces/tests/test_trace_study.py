@@ -37,7 +37,7 @@ from simulators.calibration.measurements import MeasuredRows
 from simulators.calibration.predictions import predicted_by
 from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
-from simulators.hardware.residuals import OWN, draws_of
+from simulators.hardware.residuals import OWN, JointDraws
 from simulators.hardware.system import ScheduleSystem
 from tests.test_advice import GATHER, GEMM, SUM, US, kernel, serial, table, what_ifs
 from validation.micro_batches import made_prefill
@@ -308,7 +308,7 @@ def test_gemms_of_a_profile_give_its_machine_intervals_of_its_own(tmp_path: Path
     words = [f"profile={gemms_in_turn(tmp_path, predicted)}", "system=h100_8", f"out={out}"]
     assert main(["profile", "import", *words]) == 0
     gpu = ScheduleSystem.of(tree_of(str(out / "h100_8.yaml"))).gpu
-    group = draws_of(gpu, samples=1, seed=0).residuals.of("gemm", "h100", "bf16")
+    group = JointDraws(1, 0).of(gpu).residuals.of("gemm", "h100", "bf16")
     assert group.source == f"{OWN}gemms.json" and group.rows == len(sizes)
     assert group.low == pytest.approx(math.log(1.3), abs=2e-3) == group.high
     again = with_residuals(tree_of(str(out / "h100_8.yaml")), [replace(group, rows=1)])
