@@ -44,6 +44,7 @@ COMMANDS = {
         {
             **_OPTIONS,
             "system": "GPU whose SMs are described, or a YAML file (gtx_1080_ti)",
+            "file": "text of PTX, kernel-1.traceg, or kernelslist.g",
             "blocks": "that are timed, about; 0: all (three waves)",
             "out": "folder to write to",
         },

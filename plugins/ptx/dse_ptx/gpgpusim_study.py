@@ -67,7 +67,7 @@ class Gpgpusim(Plain):
                 longest = max(launches, key=lambda launch: launch.time.seconds)
                 for kind, draw in figures(longest.time, longest.kernel):
                     yield f"{name}_{kind}", draw
-                yield f"trace_{name}", perfetto(longest.time, longest.kernel)
+                yield f"trace_{name}", perfetto([(longest.kernel, longest.time)])
         if rows:
             yield "launches", pd.DataFrame(rows)
             yield "intervals", pd.concat(intervals, ignore_index=True)
