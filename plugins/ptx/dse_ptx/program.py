@@ -113,6 +113,7 @@ class Function:
     """A kernel (`is_entry`) or device function. labels: name -> number of the instruction that follows.
 
     registers: name -> type. block: threads for which the kernel was compiled (`.reqntid`), or empty.
+    most_threads: of a block (`.maxntid`), or 0.
     """
 
     name: str
@@ -124,6 +125,7 @@ class Function:
     registers: Mapping[str, str]
     variables: tuple[Variable, ...]
     block: tuple[int, ...] = ()
+    most_threads: int = 0
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class Pipe(Frozen):
 class Sm(Frozen):
     """Places, schedulers and rates of an SM; latencies in its cycles.
 
-    issue_width: instructions of one warp in a cycle. allocation: registers of a warp and bytes of shared memory come in
+    issue_width: instructions of one warp in a cycle. shared_of_block: that one block may have. allocation: registers of a warp and bytes of shared memory come in
     units of so many. unified_bytes: L1 and shared memory together; else both have their own. l1_loads: whether L1 keeps
     loads of global memory. in_flight: sectors of 32 bytes that may be outstanding. slots: opcode -> machine
     instructions that it becomes, where these are several.
@@ -51,6 +51,7 @@ class Sm(Frozen):
     registers: Annotated[Integer, Field(ge=1024, le=2**20)]
     register_allocation: Annotated[Integer, Field(ge=1, le=4096)]
     shared_bytes: Bytes
+    shared_of_block: Bytes
     shared_allocation: Annotated[Integer, Field(ge=1, le=4096)]
     unified_bytes: Bytes | None = None
     l1_loads: bool
