@@ -340,7 +340,7 @@ class _Execution:
 
     def finish(self) -> LaunchRun:
         """Run to the end, or to what is watched. Raises LaunchError."""
-        a, b = np.zeros(16 * 32 + 4 * vm.LANES), np.zeros(8 * 32)
+        a, b = np.zeros(vm.TILE + 4 * vm.LANES), np.zeros(vm.TILE // 2)
         while (status := int(vm.run(*self.launch, vm.LANES, a, b))) == vm.FULL:
             self._extend()
         if status not in (vm.DONE, vm.WATCHED):

@@ -70,7 +70,7 @@ def test_a_text_becomes_a_program() -> None:
         ("\tmov.u32 %r1, nosuch;", "nosuch is not declared"),
         ("\tbra nowhere;", "label is not in the function"),
         ("\tadd.f32 %r1, %r1, 2;", "written as an integer"),
-        ("\tmma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%d0}, {%d0}, {%d0}, {%d0};", "modifier .m8n8k4"),
+        ("\tmma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%d0}, {%d0}, {%d0}, {%d0};", "the shape of its fragments"),
         ("\tcall f, ();", "does not hold"),
         ("\tadd.u32 %r1 %r1;", "no list of operands"),
         ("\t.callprototype p;", "no directive that is read"),
