@@ -117,7 +117,7 @@ def _product(words: str, times: int = 1) -> tuple[str, list[int], str]:
     m, n, k = _sizes(words.partition(".")[0])
     result, kind = [word for word in words.split(".") if word in _TYPES][:2]
     sizes = zip((m * n, m * k, k * n, m * n), (result, kind, kind, result), strict=True)
-    counts = [size // 32 // _PACKED.get(each, 1) for size, each in sizes]
+    counts = [size // 32 // _PACKED.get(word, 1) for size, word in sizes]
     wide = 8 if kind == "f64" else 4
     lines = [f".reg .b{8 * wide} %r<{sum(counts)}>;", ".reg .b32 %t;", ".reg .b64 %p<2>;", "mov.u32 %t, %tid.x;"]
     lines += ["ld.param.u64 %p0, [data];", f"mad.wide.u32 %p1, %t, {wide * sum(counts)}, %p0;"]

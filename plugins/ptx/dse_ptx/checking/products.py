@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,13 +11,20 @@ from numpy.typing import NDArray
 from dse_ptx.checking import numbers as num
 from dse_ptx.program import Instruction, Operand, OperandGroup
 
-if TYPE_CHECKING:
-    from dse_ptx.checking.reference import Reference, Scalar
-
 _BITS = {"f16": 16, "bf16": 16, "tf32": 32, "f64": 64, "s8": 8, "u8": 8, "s4": 4, "u4": 4, "b1": 1}
 
 
-def run(launch: Reference, lanes: Sequence[Scalar], instruction: Instruction) -> None:
+class Registers(Protocol):
+    """Registers of threads, which a launch reads and writes."""
+
+    def value(self, thread: Any, operand: Operand, kind: str) -> int:
+        """Bits of an operand."""
+
+    def assign(self, thread: Any, operand: Operand, word: int) -> None:
+        """Write a register."""
+
+
+def run(launch: Registers, lanes: Sequence[Any], instruction: Instruction) -> None:
     """Multiply, add and round; sums are exact but of double precision, which is rounded after each term."""
     d, a, b, c = (
         entry.members if isinstance(entry, OperandGroup) else (entry,) for entry in instruction.operands
@@ -50,7 +57,7 @@ def _packed(kind: str) -> int:
 
 
 def _elements(
-    launch: Reference, thread: Scalar, registers: Sequence[Operand], kind: str, halves: int
+    launch: Registers, thread: Any, registers: Sequence[Operand], kind: str, halves: int
 ) -> Iterator[tuple[int, int, float]]:
     """(half of the rows, column from the lane's first, number) of all that a lane holds."""
     for place_of, operand in enumerate(registers):
@@ -69,7 +76,7 @@ def _cells(lane: int, rows: int) -> list[tuple[int, int]]:
     return [(lane // 4 + 8 * half, 2 * (lane % 4) + i) for half in range(rows // 8) for i in range(2)]
 
 
-def _accumulator(launch: Reference, thread: Scalar, c: Sequence[Operand], result: str, place: int) -> float:
+def _accumulator(launch: Registers, thread: Any, c: Sequence[Operand], result: str, place: int) -> float:
     packed = 2 if result == "f16" else 1
     word = launch.value(thread, c[place // packed], "b64")
     return float(num.decode(word >> 16 * (place % packed) if packed == 2 else word, result))
