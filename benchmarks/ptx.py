@@ -12,6 +12,7 @@ functional_per_s         thread instructions a second of processor time on one c
 timing_per_s             warp instructions of a product that are timed a second of processor time
 deepbench_median         median error of products and convolutions in fp32 (`--data DIR`: DeepBench's tables; of
                          `--every` N rows one), with the misses
+deepbench_absent         GPUs whose SMs are described, and that no table has: V100 among them
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.ptx_timing import instructions_per_s, predictions, summary
+from benchmarks.ptx_timing import absent, instructions_per_s, predictions, summary
 from dse_ptx import digits
 from dse_ptx.checking import comparison, random_programs
 from dse_ptx.checking.cases import cases
@@ -87,7 +88,8 @@ def trained_error(weights: dict[str, object], images: np.ndarray, labels: np.nda
 
 def timing(options: argparse.Namespace) -> dict[str, Any]:
     """Speed of the model of time, and its errors."""
-    return {"timing_per_s": instructions_per_s(), **summary(predictions(options.data, options.every))}
+    rows = predictions(options.data, options.every)
+    return {"timing_per_s": instructions_per_s(), **summary(rows), "deepbench_absent": absent(options.data)}
 
 
 PARTS: Sequence[Callable[[argparse.Namespace], dict[str, Any]]] = (proof, lenet, timing)

@@ -15,7 +15,7 @@ from typing import Any
 
 from dse_ptx.convolutions import Convolution, time_convolution
 from dse_ptx.products import STEPS, TILINGS, Product, time_product, trace_product
-from dse_ptx.sms import SmArray, sm_array
+from dse_ptx.sms import SmArray, names, sm_array
 from dse_ptx.timing import time_launch
 
 DEVICES: Mapping[str, str] = {"gtx_1080_ti": "NV_1080Ti", "p100": "NV_P100", "m40": "NV_M40"}
@@ -97,7 +97,17 @@ def summary(timed: list[RowPrediction]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def present(folder: Path) -> list[str]:
+    """Devices that the folder has a table of."""
+    return [name for name, stem in DEVICES.items() if (folder / f"{stem}.csv").is_file()]
+
+
+def absent(folder: Path) -> str:
+    """Which GPUs with SMs are not compared, and why."""
+    others = [name for name in names() if name not in present(folder)]
+    return f"no table of {', '.join(others)}"
+
+
 def predictions(folder: Path, every: int) -> list[RowPrediction]:
     """Predicted rows of all devices that the folder has a table of."""
-    present = [name for name, stem in DEVICES.items() if (folder / f"{stem}.csv").is_file()]
-    return [predict(sort, row, sm_array(name)) for name in present for sort, row in rows(folder, name, every)]
+    return [predict(sort, row, sm_array(name)) for name in present(folder) for sort, row in rows(folder, name, every)]

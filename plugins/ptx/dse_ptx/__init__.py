@@ -17,6 +17,17 @@ BACKENDS = {
     "ptx_sms": "dse_ptx.sms_backend:SmsBackend",
 }
 COMMANDS = {
+    "ptx compare": Command(
+        "dse_ptx.compare_command:compare",
+        "ptx compare data=<ptx.csv> [system=h100] [out=<folder>]",
+        "hold predicted times of our kernels against those that a GPU measured",
+        {
+            "data": "table of `python -m dse_ptx.on_gpu`",
+            "system": "GPU whose SMs are described, or a YAML file (h100)",
+            "out": "folder to write to",
+        },
+        ("ptx compare data=my_gpu/ptx.csv system=h100",),
+    ),
     "ptx run": Command(
         "dse_ptx.commands:run",
         "ptx run file=<ptx> grid=<x,y,z> block=<x,y,z> arguments=<a,b,...> [data=<npz>] [out=<npz>]",
@@ -44,6 +55,7 @@ COMMANDS = {
         {
             **_OPTIONS,
             "system": "GPU whose SMs are described, or a YAML file (gtx_1080_ti)",
+            "file": "text of PTX, kernel-1.traceg, or kernelslist.g",
             "blocks": "that are timed, about; 0: all (three waves)",
             "out": "folder to write to",
         },

@@ -11,19 +11,24 @@ floating-point number. `out` holds the arrays as the kernel left them. `of`: the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem, pairs
+from dse.files import open_plain_file
 from dse.results.run_folder import CommandAnswer
 from dse_ptx.execution import MOST_INSTRUCTIONS, Argument, LaunchOptions, LaunchRun, Module, Pointer, PtxDevice, Watch
 
+_MOST_BYTES = 1 << 34
 _SHOWN = 12  # rows of the instruction mix
-_OPTIONAL = ("kernel", "data", "shared", "most", "out")
+_OPTIONAL = ("arguments", "kernel", "data", "shared", "most", "out")
 
 
 def run(words: Sequence[str]) -> CommandAnswer:
@@ -84,12 +89,9 @@ class TypedLaunch:
     @classmethod
     def of(cls, words: Sequence[str], more: Sequence[str]) -> TypedLaunch:
         """Read the words. Raises ConfigError."""
-        typed = pairs(words, {"file": "", "grid": "", "block": "", "arguments": ""}, optional=[*_OPTIONAL, *more])
-        path, device = Path(typed["file"]), PtxDevice()
-        try:
-            module = Module(path, device)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError([Problem("file", f"cannot be read ({error})", str(path))]) from None
+        typed = pairs(words, {"file": "", "grid": "", "block": ""}, optional=[*_OPTIONAL, *more])
+        device = PtxDevice()
+        module = Module(Path(typed["file"]), device)
         kernels = module.program.kernels
         kernel = typed.get("kernel", kernels[0] if len(kernels) == 1 else "")
         if kernel not in kernels:
@@ -109,19 +111,17 @@ class TypedLaunch:
         most = number(typed.get("most", str(MOST_INSTRUCTIONS)), "most")
         options = LaunchOptions(number(typed.get("shared", "0"), "shared"), sample, most, watch)
         grid, block = (numbers(typed[name], name) for name in ("grid", "block"))
-        arguments = [self._argument(entry) for entry in typed["arguments"].split(",")]
+        arguments = [self._argument(entry) for entry in typed.get("arguments", "").split(",") if entry]
         return self.module.launch(self.kernel, grid, block, arguments, options)
 
     def _argument(self, text: str) -> Argument:
         if text in self.pointers:
             return self.pointers[text]
-        try:
-            return int(text, 0) if "." not in text and text.lower() not in ("inf", "nan", "-inf") else float(text)
-        except ValueError:
-            names = ", ".join(self.pointers) or "none: data=<npz> brings some"
-            raise ConfigError(
-                [Problem("arguments", "is neither a number nor an array", text, f"arrays: {names}")]
-            ) from None
+        for kind in (partial(int, base=0), float):
+            with suppress(ValueError):
+                return kind(text)
+        names = ", ".join(self.pointers) or "none: data=<npz> brings some"
+        raise ConfigError([Problem("arguments", "is neither a number nor an array", text, f"arrays: {names}")])
 
     def write(self) -> None:
         """Write the arrays as the device holds them. Raises ConfigError."""
@@ -141,10 +141,10 @@ def _arrays(path: str) -> dict[str, NDArray[Any]]:
     if not path:
         return {}
     try:
-        with np.load(path) as file:
+        with open_plain_file(Path(path), "data", most=_MOST_BYTES) as packed, np.load(packed) as file:
             return {name: file[name] for name in file.files}
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError([Problem("data", f"cannot be read as .npz ({error})", path)]) from None
+    except (OSError, ValueError, AttributeError, TypeError, EOFError, BadZipFile):
+        raise ConfigError([Problem("data", "cannot be read as .npz", path, "write it by np.savez")]) from None
 
 
 def number(text: str, name: str) -> int:

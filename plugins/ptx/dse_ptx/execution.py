@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,7 +12,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from dse.errors import Broken, ConfigError, Problem
+from dse.errors import Broken, ConfigError, Problem, Problems
+from dse.files import read_text
 from dse_ptx import interpreter as vm
 from dse_ptx.decoder import Decoded, decode
 from dse_ptx.inlining import inline
@@ -22,7 +24,10 @@ from dse_ptx.wmma import expand
 
 MOST_INSTRUCTIONS = 10**9
 """Warp instructions after which a launch is taken for one that never ends."""
-MOST_THREADS = 1024
+MOST_THREADS, _MOST_SHARED = 1024, 232448
+"""Of a block, of any GPU: threads, and bytes of shared memory (compute capability 9.0)."""
+_MOST = {"grid": (2**31 - 1, 65535, 65535), "block": (2**31 - 1, 65535, 64)}
+_PTX = "name a text of PTX, as clang -S, nvcc -ptx or Triton write it"
 _ALIGN, _GAP = 256, 256  # allocations lie apart, so that what runs beyond one meets none
 _FIRST_ROWS = 1 << 14
 
@@ -147,7 +152,7 @@ class Module:
 
     def __init__(self, program: PtxProgram | str | Path, device: PtxDevice, path: str = "ptx") -> None:
         if isinstance(program, Path):
-            path, program = program.name, program.read_text("utf-8")
+            path, program = program.name, read_text(program, "file", way_out=_PTX)
         self.program = parse(program, path) if isinstance(program, str) else program
         self.device, self.path = device, path
         self._decoded = dict[str, Decoded]()
@@ -200,9 +205,9 @@ class Module:
         Raises ConfigError for arguments that do not fit, LaunchError for what goes wrong while it runs.
         """
         kernel = self.kernel(name)
-        return _Execution(
-            self, kernel, (_three_sizes(grid), _three_sizes(block)), arguments, options or LaunchOptions()
-        ).finish()
+        size = _three_sizes("grid", grid), _three_sizes("block", block)
+        _check_block(kernel.function, size[1])
+        return _Execution(self, kernel, size, arguments, options or LaunchOptions()).finish()
 
 
 @dataclass(frozen=True)
@@ -215,11 +220,25 @@ class LaunchOptions:
     watch: Watch | None = None
 
 
-def _three_sizes(size: Sequence[int]) -> tuple[int, int, int]:
+def _three_sizes(name: str, size: Sequence[int]) -> tuple[int, int, int]:
     x, y, z = (*size, 1, 1, 1)[:3]
-    if min(x, y, z) < 1:
-        raise ConfigError([Problem("grid", "must hold positive numbers", tuple(size), "grid=8,1,1 block=128,1,1")])
+    if min(x, y, z) < 1 or any(one > most for one, most in zip((x, y, z), _MOST[name], strict=True)):
+        rule = f"must hold positive numbers, at most {_MOST[name]}"
+        raise ConfigError([Problem(name, rule, tuple(size), "grid=8,1,1 block=128,1,1")])
     return int(x), int(y), int(z)
+
+
+def _check_block(kernel: Function, block: tuple[int, int, int]) -> None:
+    """Raise ConfigError for blocks that no GPU takes, or for which the kernel was not compiled."""
+    check, threads = Problems(), math.prod(block)
+    if threads > MOST_THREADS:
+        check.add("block", f"holds more than {MOST_THREADS} threads", value=block)
+    if kernel.block and (*kernel.block, 1, 1)[:3] != block:
+        words = ",".join(map(str, kernel.block))
+        check.add("block", "differs from the kernel's (.reqntid)", value=block, way_out=f"block={words}")
+    if kernel.most_threads and threads > kernel.most_threads:
+        check.add("block", f"holds more threads than the kernel's {kernel.most_threads} (.maxntid)", value=block)
+    check.done()
 
 
 class _Arrays(NamedTuple):
@@ -253,9 +272,10 @@ class _Execution:
         self.module, self.kernel, self.options = module, kernel, options
         self.grid, self.block = grid, block = size
         self.threads, self.num_blocks = int(np.prod(block)), int(np.prod(grid))
-        if self.threads > MOST_THREADS:
-            raise ConfigError([Problem("block", f"holds more than {MOST_THREADS} threads", block)])
         self.warps = -(-self.threads // vm.LANES)
+        if self.shared_bytes > _MOST_SHARED:
+            rule = f"is more than the {_MOST_SHARED} bytes of any GPU"
+            raise ConfigError([Problem("shared", rule, self.shared_bytes, "take smaller blocks")])
         self.parameters = parameter_bytes(kernel.function.parameters, arguments)
         self.sample = np.array(sorted({entry for entry in options.sample if 0 <= entry < self.num_blocks}), np.int64)
         self.launch = self._prepare()
@@ -320,7 +340,7 @@ class _Execution:
 
     def finish(self) -> LaunchRun:
         """Run to the end, or to what is watched. Raises LaunchError."""
-        a, b = np.zeros(16 * 32 + 4 * vm.LANES), np.zeros(8 * 32)
+        a, b = np.zeros(vm.TILE + 4 * vm.LANES), np.zeros(vm.TILE // 2)
         while (status := int(vm.run(*self.launch, vm.LANES, a, b))) == vm.FULL:
             self._extend()
         if status not in (vm.DONE, vm.WATCHED):
@@ -417,15 +437,23 @@ def parameter_bytes(parameters: Sequence[Parameter], arguments: Sequence[Argumen
 
 
 def _argument_bytes(parameter: Parameter, argument: Argument) -> bytes:
-    """Bytes of one argument: floating-point numbers in the size of the parameter, integers modulo theirs."""
+    """Bytes of one argument: numbers in the type of the parameter. Raises ConfigError where they do not fit."""
+    kind, bits = parameter.type_name, 8 * parameter.size
+    if isinstance(argument, int) and kind in ("f32", "f64"):
+        argument = float(argument)
     if isinstance(argument, Pointer):
         value = argument.address.to_bytes(8, "little")
     elif isinstance(argument, np.ndarray | np.generic):
         value = argument.tobytes()
+    elif isinstance(argument, float) and kind[0] in "us":
+        rule, way = f"is no whole number, as .{kind} is", "write it without a point"
+        raise ConfigError([Problem(f"arguments.{parameter.name}", rule, str(argument), way)])
     elif isinstance(argument, float):
         value = np.array(argument, {4: np.float32, 8: np.float64}.get(parameter.size, np.float16)).tobytes()
+    elif not -(1 << bits - 1) <= argument < 1 << bits:
+        raise ConfigError([Problem(f"arguments.{parameter.name}", f"is no number of {bits} bits", str(argument))])
     else:
-        value = (argument % (1 << 8 * parameter.size)).to_bytes(parameter.size, "little")
+        value = (argument % (1 << bits)).to_bytes(parameter.size, "little")
     if len(value) != parameter.size:
         rule = f"has {parameter.size} bytes, and is given {len(value)}"
         raise ConfigError([Problem(f"arguments.{parameter.name}", rule, str(argument))])

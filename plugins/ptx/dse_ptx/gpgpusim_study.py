@@ -16,6 +16,7 @@ from dse.results.finished_run import FinishedRun
 from dse_memory.convolution_patterns import ConvolutionPatterns
 from dse_ptx.networks import CONVOLUTIONS, TimedLaunch, timed_launches
 from dse_ptx.phases import LaunchPhase, camping_factor, figures, perfetto, phases_of, table
+from dse_ptx.sms import sm_array
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Gpgpusim(Plain):
                 longest = max(launches, key=lambda launch: launch.time.seconds)
                 for kind, draw in figures(longest.time, longest.kernel):
                     yield f"{name}_{kind}", draw
-                yield f"trace_{name}", perfetto(longest.time, longest.kernel)
+                yield f"trace_{name}", perfetto([(longest.kernel, longest.time)])
         if rows:
             yield "launches", pd.DataFrame(rows)
             yield "intervals", pd.concat(intervals, ignore_index=True)
@@ -110,7 +111,11 @@ def _floors(ok: pd.DataFrame) -> dict[str, ClaimResult]:
     best = lenet.sort_values("time_s").iloc[0]
     text = f"{best['kernels']:.0f} launches in {1e6 * best['time_s']:.0f} us, by {best[_ALGORITHM]}"
     share = _PERCENT * float(best["launch_share"])
-    return {"gpgpusim.floors": ClaimResult(share, text, "kernels are longer than their launches")}
+    each_us = 1e6 * best["time_s"] / best["kernels"]
+    cause = (
+        f"a kernel lasts {each_us * (1 - best['launch_share']):.1f} us, its launch {each_us * best['launch_share']:.1f}"
+    )
+    return {"gpgpusim.floors": ClaimResult(share, text, f"{cause}, and {best['issued']:.0%} of slots issue")}
 
 
 def _phases(ok: pd.DataFrame) -> dict[str, ClaimResult]:
@@ -126,7 +131,15 @@ def _phases(ok: pd.DataFrame) -> dict[str, ClaimResult]:
     points = f"{_PERCENT * _DIFFERS:.0f} points"
     text = f"{len(several)} of {len(calls)} calls have two that differ by {points} in instructions and in DRAM"
     text += f": {', '.join(several) or 'none'}"
-    return {"gpgpusim.phases": ClaimResult(2 * len(several) > len(calls), text, "most are too short to fill DRAM")}
+    few = {name: _busiest(launches) for name, launches in calls.items() if name not in several}
+    cause = f"no phase of {sum(share < _DIFFERS for share in few.values())} of the others takes {points} of DRAM's rate"
+    cause += f"; the most is {max(few.values(), default=0.0):.0%}"
+    return {"gpgpusim.phases": ClaimResult(2 * len(several) > len(calls), text, cause)}
+
+
+def _busiest(launches: tuple[TimedLaunch, ...]) -> float:
+    """Largest share of DRAM's rate that a phase of all launches takes."""
+    return max(phase.dram for launch in launches for phase in phases_of(launch.time))
 
 
 def _differ(launches: tuple[TimedLaunch, ...]) -> bool:
@@ -153,7 +166,9 @@ def _camping(ok: pd.DataFrame) -> dict[str, ClaimResult]:
     other = ok[ok["scenario"] == "transposed"].groupby(_HASH)["camping"].max()
     if len(other) > 1:
         text += f"; a product whose columns lie 16 KB apart {other['none']:.2f}x, with a hash {other['xor']:.2f}x"
-    cause = "these convolutions have no strides of a power of two that is as long"
+    lines = worst["dram_bytes"] / sm_array(str(worst[_GPU])).memory.gpu.line_bytes
+    rows = 4 * max(rows for _, rows, _ in CONVOLUTIONS.values())
+    cause = f"its {lines:.0f} lines lie next to one another: rows of images have {rows} bytes at most"
     camps = plain[plain["camping"] > _CAMPS]
     findings = {
         names[0]: ClaimResult(not camps.empty, text, cause),

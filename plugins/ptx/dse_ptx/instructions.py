@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from dse_ptx import interpreter as vm
+from dse_ptx.mma import mma
 from dse_ptx.program import TYPE_BYTES, Address, Function, Immediate, Instruction, OperandGroup, Symbol
 from dse_ptx.rows import (
     Row,
@@ -321,26 +322,6 @@ def _matrix(function: Function, instruction: Instruction) -> Row:
     return Row(fields, values, [address], Unit.SHARED_LOAD, 0.0, "u64")
 
 
-_DEPTH = {"f16": 2, "bf16": 2, "tf32": 1, "s8": 4}
-
-
-def _mma(function: Function, instruction: Instruction) -> Row:
-    """`mma.sync` m16n8 of halves, TF32 and signed bytes."""
-    check_modifiers(instruction, "sync", "aligned", "row", "col", *(f"m16n8k{k}" for k in (4, 8, 16, 32)))
-    groups = [entry.members if isinstance(entry, OperandGroup) else (entry,) for entry in instruction.operands]
-    result, kind = instruction.types[0], instruction.types[1]
-    depth = next(int(entry.partition("k")[2]) for entry in instruction.modifiers if entry.startswith("m16n8k"))
-    entry, rows = _DEPTH[kind], len(groups[1])
-    counts = (2 if result == "f16" else 4, rows, rows // 2, 2 if result == "f16" else 4)
-    if tuple(map(len, groups)) != counts or 4 * entry * (rows // 2) != depth:
-        raise UnreadError("the shape of its fragments")
-    accumulators = {"f32": vm.F32, "f16": vm.F16, "s32": vm.INT}
-    fields = {vm.KIND: vm.MMA, vm.COUNT: rows, vm.MODE: entry, vm.FORMAT: accumulators[result]}
-    fields[vm.SOURCE] = _FORMATS.get(kind, vm.INT)
-    reads = [member for group in groups[1:] for member in group]
-    return Row(fields, list(groups[0]), reads, Unit.TENSOR, 2 * 16 * 8 * depth / 32, "u64")
-
-
 def _shuffle(function: Function, instruction: Instruction) -> Row:
     check_modifiers(instruction, "sync", "up", "down", "bfly", "idx")
     modes = {"up": vm.UP, "down": vm.DOWN, "bfly": vm.BFLY, "idx": vm.IDX}
@@ -483,7 +464,7 @@ MAKERS: Mapping[str, Maker] = {
     **dict.fromkeys(("atom", "red"), _atomic),
     "cp": _copy,
     "ldmatrix": _matrix,
-    "mma": _mma,
+    "mma": mma,
     "shfl": _shuffle,
     **dict.fromkeys(("vote", "match", "activemask", "redux"), _vote),
     "bra": _branch,

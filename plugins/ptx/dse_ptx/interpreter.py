@@ -27,6 +27,8 @@ LANES, ALL = 32, 0xFFFFFFFF
 GLOBAL_BASE, SHARED_WINDOW, LOCAL_WINDOW = 1 << 32, 1 << 24, 1 << 25
 """Where global memory begins, and where shared and local memory are seen by generic addresses."""
 _QUANTUM = 1 << 14
+TILE = 16 * 256
+"""Elements of the largest matrix of `mma`."""
 
 # Fields of an instruction. X, Y, Z: bits from which an operand's sign is extended, 0 for none. FIRST: of its operands,
 # those written before those read.
@@ -1005,60 +1007,79 @@ def _matrix(s: Any, p: EncodedProgram, m: Memory, row: int, active: int, warp: i
 
 
 @inline_never
-def _element(word: Any, kind: int, place: int) -> float:
-    """One of the numbers that a register of a matrix holds. kind: F16, BF16, TF32, or INT for bytes with a sign."""
+def _element(word: Any, kind: int, place: int, bits: int, is_signed: int) -> float:
+    """One of the numbers that a register of a matrix holds. kind: F16, BF16, TF32, F64, or INT of so many bits."""
+    if kind == F64:
+        return _double(word)
     if kind == F16:
         return np.float64(_from_half(np.int64((word >> np.uint64(16 * place)) & np.uint64(0xFFFF))))
     if kind == BF16:
         return np.float64(_single(((word >> np.uint64(16 * place)) & np.uint64(0xFFFF)) << np.uint64(16)))
     if kind == TF32:
         return np.float64(_single(word & np.uint64(0xFFFFE000)))
-    byte = np.int64((word >> np.uint64(8 * place)) & np.uint64(255))
-    return np.float64(byte - 256 if byte > 127 else byte)
+    part = np.int64((word >> np.uint64(bits * place)) & _mask_of(bits))
+    return np.float64(part - (1 << bits) if is_signed and part >> (bits - 1) else part)
 
 
 @inline_never
 def _mma(s: Any, p: EncodedProgram, row: int, shift: int, a: Any, b: Any) -> None:
-    """`mma.sync` m16n8: D = A B + C, fragments as in PTX ISA, section 9.7.14.5; COUNT: registers of A.
+    """`mma.sync` m16n8 and m8n8: D = A B + C, fragments as in PTX ISA, section 9.7.14.5; COUNT: registers of A.
 
-    An accumulator of FORMAT is rounded once, after a sum in double precision.
+    An accumulator of FORMAT is rounded once, after a sum in double precision; one of double precision after each term.
+    MODE: numbers in a register. BYTES: rows over 8. X, Y: whether A and B have signs. OP: 1 counts bits that differ.
     """
     code, kind, first, rows = p.code, p.code[row, SOURCE], p.code[row, FIRST], p.code[row, COUNT]
-    target, count = p.code[row, FORMAT], p.code[row, MODE]  # numbers in a register
-    results = code[row, WRITES]
-    depth = 4 * count * (rows // 2)
+    target, count, halves = p.code[row, FORMAT], p.code[row, MODE], p.code[row, BYTES]
+    results, bits, across = code[row, WRITES], 32 // count, rows // halves
+    depth = 4 * count * across
     for lane in range(LANES):
         group, member = lane >> 2, lane & 3
         for r in range(rows):
             word = p.file[_base(s, p, first + results + r, shift) + lane]
             for i in range(count):
-                a[(group + 8 * (r & 1)) * depth + count * member + i + 4 * count * (r >> 1)] = _element(word, kind, i)
-        for r in range(rows // 2):
+                at = (group + 8 * (r % halves)) * depth + count * member + i + 4 * count * (r // halves)
+                a[at] = _element(word, kind, i, bits, code[row, X])
+        for r in range(across):
             word = p.file[_base(s, p, first + results + rows + r, shift) + lane]
             for i in range(count):
-                b[group * depth + count * member + i + 4 * count * r] = _element(word, kind, i)
+                b[group * depth + count * member + i + 4 * count * r] = _element(word, kind, i, bits, code[row, Y])
     for lane in range(LANES):
         group, member = lane >> 2, lane & 3
-        for half in range(2):
+        for half in range(halves):
             packed = np.uint64(0)
             for i in range(2):
-                total = 0.0
-                for k in range(depth):
-                    total += a[(group + 8 * half) * depth + k] * b[(2 * member + i) * depth + k]
                 index = half if target == F16 else 2 * half + i
-                word = p.file[_base(s, p, first + results + rows + rows // 2 + index, shift) + lane]
-                if target == F16:
+                word = p.file[_base(s, p, first + results + rows + across + index, shift) + lane]
+                total = _double(word) if target == F64 else 0.0
+                for k in range(depth):
+                    x, y = a[(group + 8 * half) * depth + k], b[(2 * member + i) * depth + k]
+                    if target == F64:
+                        total = fma(x, y, total)
+                    else:
+                        total += x + y - 2 * x * y if code[row, OP] else x * y
+                if target == F64:
+                    packed = _double_bits(total)
+                elif target == F16:
                     total += np.float64(_from_half(np.int64((word >> np.uint64(16 * i)) & np.uint64(0xFFFF))))
                     packed |= _to_half(np.float32(_round_to(total, 10, -14, False))) << np.uint64(16 * i)
                 elif target == F32:
                     total += np.float64(_single(word))
                     packed = np.uint64(_single_bits(total))
                 else:
-                    packed = (np.uint64(np.int64(total)) + word) & np.uint64(0xFFFFFFFF)
-                a[16 * 32 + 4 * lane + index] = _double(packed)
+                    packed = np.uint64(_accumulated(np.int64(total), word, code[row, FLAGS])) & np.uint64(0xFFFFFFFF)
+                a[TILE + 4 * lane + index] = _double(packed)
     for lane in range(LANES):
         for r in range(results):
-            p.file[_base(s, p, first + r, shift) + lane] = _double_bits(a[16 * 32 + 4 * lane + r])
+            p.file[_base(s, p, first + r, shift) + lane] = _double_bits(a[TILE + 4 * lane + r])
+
+
+@inline_never
+def _accumulated(total: int, word: Any, flags: int) -> int:
+    """A sum and an accumulator of 32 bits, within them by `.satfinite`."""
+    both = total + ((np.int64(word) << 32) >> 32)
+    if flags & SAT:
+        both = min(max(both, np.int64(-(1 << 31))), np.int64((1 << 31) - 1))
+    return int(both)
 
 
 @inline_never

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from dse.errors import ConfigError, Problem
 from dse_ptx.lenet import ALGORITHMS, SHAPES, Layers, LeNet, SquareConvolution
 from dse_ptx.sms import sm_array
 from dse_ptx.timing import LaunchTime, time_launch
@@ -34,7 +35,7 @@ class TimedLaunch:
 def timed_launches(work: str, algorithm: str, images: int, gpu: str, hashed: str) -> tuple[TimedLaunch, ...]:
     """Execute a work, and time its launches on a GPU by a hash of channels, or none.
 
-    Raises ConfigError where a block does not fit on an SM.
+    Raises ConfigError where a block does not fit on an SM, and for a product by an algorithm of convolutions.
     """
     machine = sm_array(gpu, {"memory": {"mapping": {"channel_hash": hashed}}})
     layers = Layers(sample=range)
@@ -54,6 +55,10 @@ def _execute(work: str, algorithm: str, images: int, layers: Layers) -> None:
         weights = {name: rng.standard_normal(shape, np.float32) * np.float32(0.05) for name, shape in SHAPES.items()}
         LeNet(weights, algorithm, layers).logits(rng.random((images, 1, 28, 28), np.float32))
     elif work == "transposed":
+        if algorithm != "implicit_gemm" or images != 1:
+            rule = "is one product, which neither algorithms of convolutions nor images change"
+            way = "work.algorithm=implicit_gemm work.images=1"
+            raise ConfigError([Problem("work.kernels", rule, f"transposed by {algorithm}, {images} images", way)])
         device, out = layers.device, layers.zeros(_ROWS, _ROWS)
         a, b = device.allocate(4 * _PITCH * _DEPTH), device.allocate(4 * _ROWS * _DEPTH)
         sizes = _ROWS, _ROWS, _DEPTH

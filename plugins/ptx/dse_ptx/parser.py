@@ -5,6 +5,7 @@ The grammar is that of NVIDIA's "PTX ISA" (chapters 4 and 5). What is not read i
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Iterator
@@ -163,7 +164,7 @@ class _Parser:
         match = _HEAD.match(head.text)
         if not match:
             self._refuse(head.line, head.text, "is no head of a function")
-        block = re.search(r"\.reqntid\s+([\d\s,]+)", match["rest"])
+        exact, most = (re.search(rf"\.{word}\s+([\d\s,]+)", match["rest"]) for word in ("reqntid", "maxntid"))
         body = _Body(self, match["name"])
         for piece in pieces:
             body.add(piece)
@@ -176,7 +177,8 @@ class _Parser:
             body.labels,
             body.registers,
             tuple(body.variables),
-            tuple(int(part) for part in block[1].split(",")) if block else (),
+            tuple(int(part) for part in exact[1].split(",")) if exact else (),
+            math.prod(int(part) for part in most[1].split(",")) if most else 0,
         )
 
     def _operands(self, text: str, line: int) -> tuple[Operand, ...]:

@@ -154,20 +154,32 @@ def _raster(panels: dict[str, Floats], done: LaunchTime, lane: str | Mapping[str
     )
 
 
-def perfetto(done: LaunchTime, name: str) -> dict[str, Any]:
-    """The launch as a trace for Perfetto: its phases as spans, and counters of every bin."""
+def perfetto(launches: Sequence[tuple[str, LaunchTime]]) -> dict[str, Any]:
+    """Launches one after another as a trace for Perfetto: their phases as spans, and counters of every bin."""
     from dse.results.report import trace
 
-    spans = [
-        Interval(name, f"{phase.cause}, ipc {phase.ipc:.2f}", "gemm", phase.begin_s, phase.end_s)
-        for phase in phases_of(done)
-    ]
-    events = trace(spans, done.slot_shares)
+    spans, counters, begin_s = list[Interval](), list[dict[str, Any]](), 0.0
+    for name, done in launches:
+        start_s = begin_s + done.launch_s
+        spans.append(Interval(name, "launch", "wait", begin_s, start_s))
+        spans += [
+            Interval(
+                name, f"{phase.cause}, ipc {phase.ipc:.2f}", "gemm", start_s + phase.begin_s, start_s + phase.end_s
+            )
+            for phase in phases_of(done)
+        ]
+        counters += _counters(done, start_s)
+        begin_s += done.seconds
+    whole = trace(spans, launches[0][1].slot_shares if len(launches) == 1 else {})
+    whole["traceEvents"] += counters
+    return whole
+
+
+def _counters(done: LaunchTime, start_s: float) -> list[dict[str, Any]]:
     rows = table(done)
     columns = [column for column in rows.columns if column.startswith(("ipc", "slots", "dram", "l2 "))]
-    for row in rows.to_dict("records"):
-        events["traceEvents"] += [
-            {"name": column, "ph": "C", "pid": 1, "ts": row["second"] * 1e6, "args": {"value": float(row[column])}}
-            for column in columns
-        ]
-    return events
+    return [
+        {"name": name, "ph": "C", "pid": 1, "ts": (start_s + row["second"]) * 1e6, "args": {"value": float(row[name])}}
+        for row in rows.to_dict("records")
+        for name in columns
+    ]

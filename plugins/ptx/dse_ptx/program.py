@@ -11,6 +11,8 @@ TYPE_BYTES: Mapping[str, int] = {
     **{"f16": 2, "bf16": 2, "f16x2": 4, "bf16x2": 4, "tf32": 4, "f32": 4, "f64": 8, "pred": 1},
 }
 """Fundamental types, and the bytes of a value in memory."""
+PACKED_BITS: Mapping[str, int] = {"s4": 4, "u4": 4, "b1": 1}
+"""Types of elements that matrices pack into words, and their bits."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Instruction:
     @property
     def types(self) -> tuple[str, ...]:
         """Modifiers that are types, the result's first."""
-        return tuple(word for word in self.modifiers if word in TYPE_BYTES)
+        return tuple(word for word in self.modifiers if word in TYPE_BYTES or word in PACKED_BITS)
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ class Function:
     """A kernel (`is_entry`) or device function. labels: name -> number of the instruction that follows.
 
     registers: name -> type. block: threads for which the kernel was compiled (`.reqntid`), or empty.
+    most_threads: of a block (`.maxntid`), or 0.
     """
 
     name: str
@@ -124,6 +127,7 @@ class Function:
     registers: Mapping[str, str]
     variables: tuple[Variable, ...]
     block: tuple[int, ...] = ()
+    most_threads: int = 0
 
 
 @dataclass(frozen=True)

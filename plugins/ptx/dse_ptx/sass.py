@@ -34,7 +34,7 @@ _UNITS: tuple[tuple[str, Unit], ...] = (
     ("STL", Unit.GLOBAL_STORE), ("STS", Unit.SHARED_STORE), ("ST", Unit.GLOBAL_STORE), ("ATOMS", Unit.SHARED_ATOMIC),
     ("ATOM", Unit.GLOBAL_ATOMIC), ("RED", Unit.GLOBAL_ATOMIC), ("SHFL", Unit.SHARED_LOAD), ("BAR", Unit.BARRIER),
     ("EXIT", Unit.EXIT), ("MUFU", Unit.SPECIAL), ("F2", Unit.SPECIAL), ("I2F", Unit.SPECIAL), ("FRND", Unit.SPECIAL),
-    *((f"{kind}{size}MMA", Unit.TENSOR) for size in ("", "G") for kind in "HIQD"),
+    *((f"{kind}{size}MMA", Unit.TENSOR) for size in ("", "G") for kind in "HIQDB"),
     ("H", Unit.FP16), ("DEPBAR", Unit.INTEGER),
     ("D", Unit.FP64), ("FLO", Unit.INTEGER), ("F", Unit.FP32), ("BR", Unit.BRANCH), ("JMP", Unit.BRANCH),
     ("CALL", Unit.BRANCH), ("RET", Unit.BRANCH),
@@ -42,7 +42,8 @@ _UNITS: tuple[tuple[str, Unit], ...] = (
 """Beginning of an opcode -> its pipeline, the first that fits; all others are integer."""
 _OPERATIONS = {"FFMA": 2.0, "FADD": 1.0, "FMUL": 1.0, "DFMA": 2.0, "DADD": 1.0, "DMUL": 1.0, "HFMA2": 4.0,
                "HADD2": 2.0, "HMUL2": 2.0}  # fmt: skip
-_SHAPES = {"16816": 128.0, "1688": 64.0, "884": 16.0, "16832": 256.0, "16864": 512.0, "8816": 64.0, "8832": 128.0}
+_SHAPES = {"16816": 128.0, "1688": 64.0, "884": 16.0, "16832": 256.0, "16864": 512.0, "8816": 64.0, "8832": 128.0,
+           "88128": 512.0, "168128": 1024.0, "168256": 2048.0}  # fmt: skip
 """Shape of a matrix product -> operations of a lane: 2 m n k over 32 lanes."""
 _GROUP = 128  # lanes of the four warps that share a GMMA, whose shape is written 64x128x16
 _MATRIX_ROW = 16  # bytes of a row of LDSM, to whose first element each lane points

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,9 @@ from dse_ptx.coalescing import ATOMIC, GLOBAL, SHARED, SHARED_ATOMIC, coalesce
 from dse_ptx.sms import OWN_PIPES, PIPES, SmArray
 from dse_ptx.warp_trace import Code, Unit, WarpTrace
 
+_ELEMENTS = ("tf32", "bf16", "s8", "u8", "s4", "u4", "b1", "f64")
+_FAMILIES = {"dmma": "f64", "bmma": "b1", "imma": "s8", "igmma": "s8", "qgmma": "f8"}
+"""SASS that does not name its elements."""
 Ints = NDArray[np.int64]
 LANES = 32
 _PIPE_OF = {
@@ -111,7 +115,7 @@ def _static(code: Code, machine: SmArray) -> Ints:
         if kind == sk.PLAIN and opcode.startswith(("mov.", "cvta")) and (code.reads[pc] >= 0).any():
             kind = sk.FOLDED  # an assembler names the register itself
         # a matrix instruction takes as long as its multiply-adds
-        lanes = LANES * max(code.operations[pc] / 2, 1.0) if unit == Unit.TENSOR else float(LANES)
+        lanes = _multiplied(opcode, code.operations[pc], pipe.rates) if unit == Unit.TENSOR else float(LANES)
         slots = max([size for prefix, size in sm.slots.items() if opcode.startswith(prefix)], default=1)
         interval = max(1, math.ceil(lanes / pipe.lanes) * slots)
         latency = sm.branch if kind == sk.BRANCHING else pipe.latency + (interval - 1) * (slots > 1)
@@ -121,6 +125,16 @@ def _static(code: Code, machine: SmArray) -> Ints:
             named = registers[registers >= 0]
             rows[pc, first : first + len(named)] = named
     return rows
+
+
+def _multiplied(opcode: str, operations: float, rates: Mapping[str, float]) -> float:
+    """Lanes that a matrix instruction takes. Raises ConfigError where its elements are not multiplied."""
+    family, *words = opcode.lower().split(".")
+    kind = next((word for word in words if word in _ELEMENTS), _FAMILIES.get(family, "f16"))
+    if rates and kind not in rates:
+        rule = f"has none for {kind}, which {opcode} multiplies"
+        raise ConfigError([Problem("system.sm.pipes.tensor.rates", rule, dict(rates), "take another system")])
+    return LANES * max(operations / 2 / rates.get(kind, 1.0), 1.0)
 
 
 def shape_of(launch: Instructions, trace: WarpTrace, machine: SmArray, resident: int) -> tuple[sk.Shape, Ints, Ints]:

@@ -27,20 +27,24 @@ OWN_PIPES = 7
 
 
 class Pipe(Frozen):
-    """A pipeline: lanes that start in a cycle, and cycles until a value is there. as_part_of: the one it shares."""
+    """A pipeline: lanes that start in a cycle, and cycles until a value is there. as_part_of: the one it shares.
+
+    rates: of a matrix's elements by type, over the lanes; a type that is absent is refused, unless all are.
+    """
 
     lanes: Annotated[Number, Field(gt=0, le=4096)]
     latency: Annotated[Cycles, Field(ge=1)]
     as_part_of: Literal["integer", "fp32", "fp64", "fp16", "special", "tensor"] | None = None
+    rates: Mapping[str, Annotated[Number, Field(gt=0, le=64)]] = Field(default_factory=dict)
 
 
 class Sm(Frozen):
     """Places, schedulers and rates of an SM; latencies in its cycles.
 
     issue_width: instructions of one warp in a cycle. allocation: registers of a warp and bytes of shared memory come in
-    units of so many. unified_bytes: L1 and shared memory together; else both have their own. l1_loads: whether L1 keeps
-    loads of global memory. in_flight: sectors of 32 bytes that may be outstanding. slots: opcode -> machine
-    instructions that it becomes, where these are several.
+    units of so many. shared_of_block: bytes that one block may have. unified_bytes: L1 and shared memory together; else
+    both have their own. l1_loads: whether L1 keeps loads of global memory. in_flight: sectors of 32 bytes that may be
+    outstanding. slots: opcode -> machine instructions that it becomes, where these are several.
     """
 
     schedulers: Annotated[Integer, Field(ge=1, le=8)]
@@ -51,6 +55,7 @@ class Sm(Frozen):
     registers: Annotated[Integer, Field(ge=1024, le=2**20)]
     register_allocation: Annotated[Integer, Field(ge=1, le=4096)]
     shared_bytes: Bytes
+    shared_of_block: Bytes
     shared_allocation: Annotated[Integer, Field(ge=1, le=4096)]
     unified_bytes: Bytes | None = None
     l1_loads: bool

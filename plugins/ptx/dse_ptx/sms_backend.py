@@ -50,7 +50,7 @@ class SmRun(Frozen):
 class SmsBackend(Backend):
     """Designs one by one; each takes seconds."""
 
-    version = "1"
+    version = "2"
     metrics: Mapping[str, Metric] = {
         "time_s": Metric("s", "of all kernels with their launches"),
         "launch_share": Metric("fraction", "of the time in launches", high=1.0),

@@ -105,6 +105,9 @@ def resident_blocks(machine: SmArray, threads: int, registers: int, shared_bytes
     Raises ConfigError where not even one fits.
     """
     sm, warps = machine.sm, math.ceil(threads / LANES)
+    if shared_bytes > sm.shared_of_block:
+        rule = f"is less than the {shared_bytes} that a block needs"
+        raise ConfigError([Problem("system.sm.shared_of_block", rule, int(sm.shared_of_block), "take smaller blocks")])
     of_warp = math.ceil(registers * LANES / sm.register_allocation) * sm.register_allocation
     shared = math.ceil(shared_bytes / sm.shared_allocation) * sm.shared_allocation
     needs = {"warps": warps, "blocks": 1, "registers": of_warp * warps, "shared_bytes": shared}

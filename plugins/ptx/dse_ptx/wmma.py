@@ -1,17 +1,22 @@
-"""`wmma` as what machines execute for it: loads, `mma.sync` of m16n8, and stores (PTX ISA, section 9.7.15).
+"""`wmma` as what machines execute for it: loads, `mma.sync`, and stores (PTX ISA, section 9.7.15).
 
 The place of an element in a `wmma` fragment is left to the machine; here the fragments of `mma.sync` stand one after
-another: of A those of 16 rows, of B, C and D those of 8 columns. m8n32 is the transposed product: A and B change
-places, and each lies the other way. Registers that a fragment has beyond (halves on Volta are there twice) are 0.
+another: of A those of 16 rows (in m8n8 of 8), of B, C and D those of 8 columns. m8n32 is the transposed product: A and
+B change places, and each lies the other way. Registers that a fragment has beyond (halves on Volta are there twice)
+are 0.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
+from dse_ptx.mma import ENTRIES
 from dse_ptx.parser import refusal
 from dse_ptx.program import (
+    PACKED_BITS,
     TYPE_BYTES,
     Address,
     Function,
@@ -22,11 +27,15 @@ from dse_ptx.program import (
     Register,
     Symbol,
 )
+from dse_ptx.rows import members
 
-_SHAPES = ("m16n16k16", "m16n16k8", "m32n8k16", "m8n32k16")
-_INPUTS = {"f16": 2, "bf16": 2, "tf32": 1, "s8": 4}
-"""Types of A and B -> elements of a register."""
-_RESULTS = {"f16": 2, "f32": 1, "s32": 1}
+_TALL = ("m16n16k16", "m32n8k16", "m8n32k16")
+_SHAPES = {
+    **dict.fromkeys(("f16", "bf16", "s8", "u8"), _TALL), "tf32": ("m16n16k8",), "f64": ("m8n8k4",),
+    **dict.fromkeys(PACKED_BITS, ("m8n8k32",)), "b1": ("m8n8k128",),
+}  # fmt: skip
+"""Types of A and B -> shapes."""
+_RESULTS = {"f16": 2, "f32": 1, "s32": 1, "f64": 1}
 _SPACES = ("global", "shared", "shared_cta")
 
 
@@ -44,11 +53,55 @@ def expand(function: Function, path: str) -> Function:
             writer = _Writer(entry, f"@wmma{place}", registers)
             instructions += writer.product() if entry.modifiers[0] == "mma" else writer.access()
         except (ValueError, StopIteration, IndexError, KeyError, AttributeError):
-            rule = f"is not executed: shapes are {', '.join(_SHAPES)}, of f16, bf16, tf32 and s8"
+            shapes = "; ".join(f"{kind} {' '.join(words)}" for kind, words in _SHAPES.items())
+            rule = f"is not executed: shapes are those of {shapes}"
             raise refusal(path, entry.line, entry.opcode, rule, "take mma.sync, or another shape") from None
     first.append(len(instructions))
     labels = {name: first[at] for name, at in function.labels.items()}
     return replace(function, instructions=tuple(instructions), labels=labels, registers=registers)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Rows, columns and depth of what is executed, and whether it is the transposed product."""
+
+    rows: int
+    columns: int
+    depth: int
+    is_turned: bool
+
+    @property
+    def height(self) -> int:
+        """Rows of a part."""
+        return min(self.rows, 16)
+
+    @property
+    def parts(self) -> list[tuple[int, int]]:
+        """Parts of the result, by their number down and across."""
+        return [(i, j) for i in range(self.rows // self.height) for j in range(self.columns // 8)]
+
+    def stride(self, matrix: str, by_rows: bool) -> int:
+        """Elements from line to line, as it is written, where none is given."""
+        m, n = (self.columns, self.rows) if self.is_turned else (self.rows, self.columns)
+        rows, columns = {"a": (m, self.depth), "b": (self.depth, n)}.get(matrix, (m, n))
+        return columns if by_rows else rows
+
+    def elements(self, matrix: str, packed: int) -> Iterator[tuple[int, int, bool]]:
+        """Row and column of the first element of each register, and whether the others lie below it."""
+        halves, wide = self.height // 8, 4 * packed
+        if matrix == "a":
+            for tile in range(self.rows // self.height):
+                for r in range(halves * self.depth // wide):
+                    yield 8 * (r % halves) + self.height * tile, wide * (r // halves), False
+        elif matrix == "b":
+            for tile in range(self.columns // 8):
+                yield from ((wide * r, 8 * tile, True) for r in range(self.depth // wide))
+        else:
+            each = 3 - packed  # registers of two neighbours
+            for down, across in self.parts:
+                yield from (
+                    (8 * (r // each) + self.height * down, r % each + 8 * across, False) for r in range(halves * each)
+                )
 
 
 @dataclass
@@ -60,15 +113,14 @@ class _Writer:
     registers: dict[str, str]
     written: list[Instruction] = field(default_factory=list)
 
-    @property
-    def shape(self) -> str:
-        """Rows, columns and depth."""
-        return next(word for word in self.of.modifiers if word in _SHAPES)
-
-    @property
-    def is_turned(self) -> bool:
-        """Whether the transposed product is executed."""
-        return self.shape == "m8n32k16"
+    @cached_property
+    def shape(self) -> _Shape:
+        """What is executed."""
+        kinds = [kind for kind in self.of.types if kind in _SHAPES and self.of.modifiers[1] not in ("c", "d")]
+        words = _SHAPES[kinds[0]] if kinds else {word for some in _SHAPES.values() for word in some}
+        name = next(word for word in self.of.modifiers if word in words)
+        m, n, k = (int(word) for word in re.findall(r"\d+", name))
+        return _Shape(n, m, k, True) if m < n else _Shape(m, n, k, False)
 
     def add(self, opcode: str, *operands: Operand) -> None:
         """Write an instruction with the guard and line of `wmma`."""
@@ -88,20 +140,19 @@ class _Writer:
         return result
 
     def product(self) -> list[Instruction]:
-        """`mma.sync` for each part of 16 x 8 of the result."""
-        d, a, b, c = (_members(entry) for entry in self.of.operands)
-        if self.is_turned:
-            a, b = b, a
-        types = self.of.types
-        result, kind, _, start = types if len(types) == 4 else (types[0], "f16", "f16", types[1])
-        if kind not in _INPUTS or {result, start} not in ({"f32"}, {"f16"}, {"s32"}):
-            raise ValueError(kind)
-        depth = int(self.shape.partition("k")[2])
-        of_a, of_b, of_c = depth // (2 * _INPUTS[kind]), depth // (4 * _INPUTS[kind]), 4 // _RESULTS[result]
-        high = 2 if self.shape in ("m32n8k16", "m8n32k16") else 1  # parts along the rows; else two along the columns
-        opcode = f"mma.sync.aligned.m16n8k{depth}.row.col.{result}.{kind}.{kind}.{start}"
-        for part in range(2):
-            down, across = (part, 0) if high == 2 else (0, part)
+        """`mma.sync` for each part of the result."""
+        shape, words, types = self.shape, self.of.modifiers, self.of.types
+        d, a, b, c = (members(entry) for entry in self.of.operands)
+        result, kind, other, start = types if len(types) == 4 else (types[0], "f16", "f16", types[1])
+        if shape.is_turned:
+            a, b, kind, other = b, a, other, kind
+        if kind in ("s4", "u4", "b1") and words.index("row") > words.index("col"):
+            raise ValueError("layouts")
+        of_a, of_b = (lines * shape.depth // (32 * ENTRIES[kind]) for lines in (shape.height, 8))
+        of_c = shape.height // 4 // _RESULTS[result]
+        more = "".join(f".{word}" for word in words if word in ("xor", "and", "popc", "satfinite"))
+        opcode = f"mma.sync.aligned.m{shape.height}n8k{shape.depth}.row.col.{result}.{kind}.{other}.{start}{more}"
+        for part, (down, across) in enumerate(shape.parts):
             picked = [of[part * of_c : (part + 1) * of_c] for of in (d, c)]
             left, top = a[down * of_a : (down + 1) * of_a], b[across * of_b : (across + 1) * of_b]
             self.add(opcode, *(OperandGroup(tuple(group)) for group in (picked[0], left, top, picked[1])))
@@ -109,24 +160,23 @@ class _Writer:
 
     def access(self) -> list[Instruction]:
         """Loads or stores of all registers of a fragment."""
-        words, matrix = self.of.modifiers, self.of.modifiers[1]
+        words, matrix, operands = self.of.modifiers, self.of.modifiers[1], self.of.operands
         is_load, kind = words[0] == "load", self.of.types[0]
-        operands = self.of.operands
         address, fragment = (operands[1], operands[0]) if is_load else (operands[0], operands[1])
-        by_rows = "row" in words
-        if self.is_turned:
-            matrix, by_rows = {"a": "b", "b": "a"}.get(matrix, matrix), not by_rows
-        packed = (_INPUTS if matrix in "ab" else _RESULTS)[kind]
-        values = _members(fragment)
-        stride = operands[2] if len(operands) > 2 else Immediate(_default_stride(self.shape, words[1], "row" in words))
-        lines = _Lines(self, address, stride, by_rows)
+        default = Immediate(self.shape.stride(matrix, "row" in words))
+        if self.shape.is_turned:
+            matrix = {"a": "b", "b": "a"}.get(matrix, matrix)
+        by_rows = ("row" in words) != self.shape.is_turned
+        packed, values = (ENTRIES if matrix in "ab" else _RESULTS)[kind], members(fragment)
+        lines = _Lines(self, address, operands[2] if len(operands) > 2 else default, by_rows)
         lines.count("cols" if matrix == "b" else "rows", 2 if matrix in "cd" else packed)
         space = next((f".{word}" for word in words if word in _SPACES), "")
-        pieces = list(_elements(matrix, packed, self.shape))
-        if len(pieces) > len(values):
+        pieces = list(self.shape.elements(matrix, packed))
+        if len(pieces) > len(values) or (kind in PACKED_BITS and by_rows == (matrix == "b")):
             raise ValueError(fragment)
-        for value, (i, j, down) in zip(values, pieces, strict=False):
-            places = [lines.place(i + (part if down else 0), j + (0 if down else part)) for part in range(packed)]
+        for value, (i, j, is_down) in zip(values, pieces, strict=False):
+            steps = range(1 if kind in PACKED_BITS else packed)  # of those that are packed, a word is read at once
+            places = [lines.place(i + (step if is_down else 0), j + (0 if is_down else step)) for step in steps]
             self._move(is_load, kind, space, value, places)
         for value in values[len(pieces) :] if is_load else ():
             self.add("mov.b32", value, Immediate(0))
@@ -134,13 +184,13 @@ class _Writer:
 
     def _move(self, is_load: bool, kind: str, space: str, value: Operand, places: list[Address]) -> None:
         """Load or store the elements of a register: together where they lie side by side, else one by one."""
-        size = TYPE_BYTES[kind]
-        first = places[0]
+        size, first = TYPE_BYTES.get(kind, 4), places[0]
         together = all(
             place.base == first.base and place.offset == first.offset + size * n for n, place in enumerate(places)
         )
         if together:
-            self.add(f"ld{space}.b32", value, first) if is_load else self.add(f"st{space}.b32", first, value)
+            word = f"{space}.b{max(32, 8 * size)}"
+            self.add(f"ld{word}", value, first) if is_load else self.add(f"st{word}", first, value)
             return
         if size == 1:
             self._gather_bytes(space, value, places)
@@ -171,7 +221,9 @@ class _Lines:
     def __init__(self, writer: _Writer, address: Operand, stride: Operand, by_rows: bool) -> None:
         if not isinstance(address, Address):
             raise ValueError(address)
-        self.writer, self.size, self.by_rows, self.stride = writer, TYPE_BYTES[writer.of.types[0]], by_rows, stride
+        self.writer, self.by_rows, self.stride = writer, by_rows, stride
+        kind = writer.of.types[0]
+        self.bits = PACKED_BITS.get(kind) or 8 * TYPE_BYTES[kind]
         self.offset, self.base = address.offset, address.base
         if isinstance(self.base, Symbol):
             symbol, self.base = self.base, writer.new("b64")
@@ -195,37 +247,14 @@ class _Lines:
             line = self.writer.compute("add.u32", outer, Immediate(steps))
             element = self.writer.compute("mad.lo.u32", line, self.stride, inner)
             self.pointers[key] = self._pointer(element)
-        return Address(self.pointers[key], self.offset + self.size * (j if self.by_rows else i))
+        return Address(self.pointers[key], self.offset + self.bits * (j if self.by_rows else i) // 8)
 
     def _pointer(self, element: Register) -> Register:
-        base = self.base
+        base, size = self.base, self.bits // 8
+        if not size:
+            element = self.writer.compute("shr.u32", element, Immediate((8 // self.bits).bit_length() - 1))
+            size = 1
         if isinstance(base, Register) and self.writer.registers[base.name][1:] == "32":
-            return self.writer.compute("mad.lo.u32", element, Immediate(self.size), base)
-        wide = self.writer.compute("mul.wide.u32", element, Immediate(self.size))
+            return self.writer.compute("mad.lo.u32", element, Immediate(size), base)
+        wide = self.writer.compute("mul.wide.u32", element, Immediate(size))
         return self.writer.compute("add.u64", wide, base) if isinstance(base, Register) else wide
-
-
-def _elements(matrix: str, packed: int, shape: str) -> Iterator[tuple[int, int, bool]]:
-    """Row and column of the first element of each register, and whether the others lie below it."""
-    depth, is_high = int(shape.partition("k")[2]), shape in ("m32n8k16", "m8n32k16")
-    for tile in range(1 if (matrix == "a") != is_high and matrix in "ab" else 2):
-        if matrix == "a":
-            yield from ((8 * (r & 1) + 16 * tile, 4 * packed * (r >> 1), False) for r in range(depth // (2 * packed)))
-        elif matrix == "b":
-            yield from ((4 * packed * r, 8 * tile, True) for r in range(depth // (4 * packed)))
-        else:
-            down, across = (16 * tile, 0) if is_high else (0, 8 * tile)
-            each = 3 - packed  # registers of two neighbours
-            yield from ((8 * (r // each) + down, r % each + across, False) for r in range(2 * each))
-
-
-def _members(operand: Operand) -> tuple[Operand, ...]:
-    return operand.members if isinstance(operand, OperandGroup) else (operand,)
-
-
-def _default_stride(shape: str, matrix: str, by_rows: bool) -> int:
-    """Elements from line to line where none is given."""
-    m, rest = shape[1:].split("n")
-    n, k = rest.split("k")
-    rows, columns = {"a": (m, k), "b": (k, n)}.get(matrix, (m, n))
-    return int(columns if by_rows else rows)

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from dse.cli import main
+from dse.errors import ConfigError
 from dse_ptx.networks import timed_launches
 from dse_ptx.sms_backend import measured
 
@@ -26,9 +27,14 @@ def test_launches_of_an_algorithm_are_its_kernels_and_add_up() -> None:
 
 
 def test_columns_far_apart_camp_and_a_hash_spreads_them() -> None:
-    plain, spread = (measured(timed_launches("transposed", "direct", 1, "gtx_1050", way)) for way in ("none", "xor"))
+    plain, spread = (
+        measured(timed_launches("transposed", "implicit_gemm", 1, "gtx_1050", way)) for way in ("none", "xor")
+    )
     assert plain["camping"] > 1.5 * spread["camping"]
     assert spread["time_s"] < plain["time_s"]
+    for algorithm, images in (("fft", 1), ("implicit_gemm", 2)):
+        with pytest.raises(ConfigError, match="one product"):
+            timed_launches("transposed", algorithm, images, "gtx_1050", "none")
 
 
 def test_a_study_tells_what_each_launch_does_over_time(tmp_path: Path) -> None:

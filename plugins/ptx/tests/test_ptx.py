@@ -70,7 +70,7 @@ def test_a_text_becomes_a_program() -> None:
         ("\tmov.u32 %r1, nosuch;", "nosuch is not declared"),
         ("\tbra nowhere;", "label is not in the function"),
         ("\tadd.f32 %r1, %r1, 2;", "written as an integer"),
-        ("\tmma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%d0}, {%d0}, {%d0}, {%d0};", "modifier .m8n8k4"),
+        ("\tmma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%d0}, {%d0}, {%d0}, {%d0};", "the shape of its fragments"),
         ("\tcall f, ();", "does not hold"),
         ("\tadd.u32 %r1 %r1;", "no list of operands"),
         ("\t.callprototype p;", "no directive that is read"),
@@ -81,6 +81,14 @@ def test_what_is_not_executed_is_refused_with_its_line(body: str, words: str) ->
     with pytest.raises(ConfigError, match="line 12") as caught:
         Module(text(body), PtxDevice()).kernel("k")
     assert words in str(caught.value)
+
+
+def test_blocks_are_those_for_which_a_kernel_was_compiled() -> None:
+    for words, block in ((".reqntid 32", 64), (".maxntid 32, 2", 65)):
+        module = Module(text("").replace("data)\n{", f"data)\n{words}\n{{"), PtxDevice())
+        module.launch("k", (1,), (32,), [0])
+        with pytest.raises(ConfigError, match=words.split()[0]):
+            module.launch("k", (1,), (block,), [0])
 
 
 def test_all_that_is_not_executed_is_told_at_once_and_recursion_ends() -> None:
@@ -274,6 +282,8 @@ def test_commands_run_a_kernel_and_show_a_thread(tmp_path: Path, capsys: pytest.
     assert main(["ptx", "run", *words, "arguments=2.0,x,y,100", f"out={out}"]) == 0
     assert "fma.rn.f32" in capsys.readouterr().out
     assert (np.load(out)["y"] == 2 * np.arange(100) + 1).all()
+    assert main(["ptx", "run", *words, "arguments=2,x,y,100", f"out={out}"]) == 0
+    assert (np.load(out)["y"] == 2 * np.arange(100) + 1).all(), "a whole number is one in the parameter's type"
     line = next(i for i, entry in enumerate(BASICS.read_text("utf-8").splitlines(), 1) if "fma.rn.f32" in entry)
     assert main(["ptx", "show", *words, "arguments=2.0,x,y,100", f"line={line}", "thread=5", "of=1"]) == 0
     assert "69" in capsys.readouterr().out, "x of the thread 64 + 5"
@@ -285,6 +295,13 @@ def test_commands_run_a_kernel_and_show_a_thread(tmp_path: Path, capsys: pytest.
         (["arguments=2.0,x,y,1", "block=2000"], "more than 1024 threads"),
         (["arguments=2.0,x,y,1", "kernel=nosuch"], "must be one of"),
         (["arguments=2.0,x,y,1", "grid=0"], "must hold positive numbers"),
+        (["arguments=2.0,x,y,1", "grid=1,70000"], "at most"),
+        (["arguments=2.0,x,y,1.5"], "no whole number"),
+        (["arguments=2.0,x,y,5000000000"], "no number of 32 bits"),
+        (["arguments=2.0,x,y,1", "shared=300000"], "of any GPU"),
+        (["file=nosuch.ptx"], "is no file"),
+        ([f"data={BASICS}"], "cannot be read as .npz"),
+        ([], "holds 0 values"),
     ):
         assert main(["ptx", "run", *words, *typed]) == 2
         assert rule in capsys.readouterr().err

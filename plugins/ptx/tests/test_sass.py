@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dse.cli import main
 from dse.errors import ConfigError
 from dse_ptx.coalescing import SHARED, coalesce
 from dse_ptx.sass import _addresses, read_sass, unit_of
 from dse_ptx.sms import sm_array
 from dse_ptx.timing import time_launch
+from dse_ptx.trace_list import read_list
 from dse_ptx.warp_trace import Unit
 
 _HEADER = """-kernel name = scale
@@ -112,3 +116,33 @@ def test_a_trace_is_timed(tmp_path: Path) -> None:
     assert done.instructions == 8 * 5
     assert done.flop == 8 * 32 * 2
     assert done.cycles > sm_array("v100").memory.gpu.dram.hop_s / sm_array("v100").cycle_s
+
+
+@pytest.mark.more
+def test_an_application_lasts_as_long_as_its_kernels_and_tells_what_is_not_timed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for kernel, blocks in ((1, 4), (2, 40)):
+        text = _text(blocks).replace("(4,1,1)", f"({blocks},1,1)")
+        (tmp_path / f"kernel-{kernel}.traceg").write_text(text, "utf-8")
+    copies = "MemcpyHtoD,0x7f0000000000,2048\n"
+    (tmp_path / "kernelslist.g").write_text(f"{copies}kernel-1.traceg\n{copies}kernel-2.traceg\nncclSend\n", "utf-8")
+    for name in ("kernelslist.g", "kernel-1.traceg", "kernel-2.traceg"):
+        assert main(["ptx", "time", f"file={tmp_path / name}", "system=v100", f"out={tmp_path / name}.out"]) == 0
+    assert "not timed: 2 MemcpyHtoD of 4096 bytes; 1 ncclSend" in capsys.readouterr().out
+    times = [json.loads(path.read_text("utf-8"))["seconds"] for path in sorted(tmp_path.glob("*/time.json"))]
+    assert max(times) == pytest.approx(sum(times) / 2)
+    rows = pd.read_parquet(next(tmp_path.glob("*/launches.parquet")))
+    assert rows["instructions"].tolist() == [8 * 5, 80 * 5]
+
+
+@pytest.mark.parametrize(
+    ("lines", "rule"),
+    [("MemcpyHtoD,0x0", "line 1.*is no copy"), ("#\nkernel-9.traceg", "line 2.*not there"), ("", "lists no kernels"),
+     ("kernel-1.trace", "by time")],
+)  # fmt: skip
+def test_wrong_lists_are_refused(tmp_path: Path, lines: str, rule: str) -> None:
+    (tmp_path / "kernel-1.trace").touch()
+    (tmp_path / "kernelslist.g").write_text(lines, "utf-8")
+    with pytest.raises(ConfigError, match=rule):
+        read_list(tmp_path / "kernelslist.g")

@@ -162,8 +162,10 @@ def test_occupancy_is_bound_by_what_is_scarce() -> None:
     assert occupancy(replace(trace, registers_per_thread=128), gpu) == 2
     assert occupancy(replace(trace, shared_bytes_per_block=40_000), gpu) == 2
     assert occupancy(replace(trace, threads_per_block=32, registers_per_thread=16), gpu) == 32
-    with pytest.raises(ConfigError, match="shared_bytes"):
-        occupancy(replace(trace, shared_bytes_per_block=200_000), gpu)
+    with pytest.raises(ConfigError, match="shared_of_block"):
+        occupancy(replace(trace, shared_bytes_per_block=50_000), gpu)
+    with pytest.raises(ConfigError, match=r"sm\.registers"):
+        occupancy(replace(trace, threads_per_block=1024, registers_per_thread=80), gpu)
 
 
 def _many(blocks: int) -> tuple[Any, Grid]:

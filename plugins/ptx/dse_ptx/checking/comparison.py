@@ -13,7 +13,6 @@ from dse_ptx import interpreter as vm
 from dse_ptx.checking import random_programs
 from dse_ptx.checking.reference import Reference
 from dse_ptx.execution import Argument, LaunchOptions, Module, Pointer, PtxDevice, parameter_bytes
-from dse_ptx.inlining import inline
 
 
 def both(
@@ -25,7 +24,7 @@ def both(
     passed = _on_device(device, arguments)
     memory = bytearray(device.content().tobytes())
     module.launch(name, *size, passed, LaunchOptions(shared=shared))
-    function = inline(module.program, name, "ptx")
+    function = module.function(name)
     grid, block = ((*entry, 1, 1)[:3] for entry in size)
     parameters = parameter_bytes(function.parameters, passed).tobytes()
     addresses = module.addresses(name)

@@ -5,13 +5,13 @@ It shares with the compiled interpreter the parser and what inlines calls, and n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from dse_ptx.checking import numbers as num
-from dse_ptx.checking import semantics
+from dse_ptx.checking import products, semantics
 from dse_ptx.program import (
     TYPE_BYTES,
     Address,
@@ -119,17 +119,17 @@ class Reference:
             self._halves(thread, instruction)
         elif name == "cvta":
             window = _SHARED if "shared" in instruction.modifiers else _LOCAL if "local" in instruction.modifiers else 0
-            value = self._value(thread, instruction.operands[1], "u64")
-            self._set(
+            value = self.value(thread, instruction.operands[1], "u64")
+            self.assign(
                 thread, instruction.operands[0], value - window if "to" in instruction.modifiers else value + window
             )
         else:
             words = [
-                self._value(thread, operand, self._kind(instruction, i))
+                self.value(thread, operand, self._kind(instruction, i))
                 for i, operand in enumerate(instruction.operands[1:])
             ]
             word = words[0] if name == "mov" else semantics.result(instruction, words)
-            self._set(thread, instruction.operands[0], word)
+            self.assign(thread, instruction.operands[0], word)
 
     @staticmethod
     def _kind(instruction: Instruction, place: int) -> str:
@@ -139,9 +139,10 @@ class Reference:
             return "u32"
         return "u64" if place == 2 and "wide" in instruction.modifiers else kind
 
-    def _value(self, thread: Scalar, operand: Operand, kind: str) -> int:
+    def value(self, thread: Scalar, operand: Operand, kind: str) -> int:
+        """Bits of an operand; kind: type of a constant."""
         if isinstance(operand, OperandGroup):
-            return self._value(thread, operand.members[0], kind) ^ 1
+            return self.value(thread, operand.members[0], kind) ^ 1
         if isinstance(operand, Register):
             return thread.registers[operand.name]
         if isinstance(operand, Immediate):
@@ -169,14 +170,15 @@ class Reference:
         count = self.block[0] * self.block[1] * self.block[2]
         return {"laneid": lane, "warpid": thread.number // 32, "nwarpid": -(-count // 32)}.get(name, 0)
 
-    def _set(self, thread: Scalar, operand: Operand, word: int) -> None:
+    def assign(self, thread: Scalar, operand: Operand, word: int) -> None:
+        """Write a register, cut to its size."""
         if isinstance(operand, Register):
             thread.registers[operand.name] = word & ((1 << num.bits_of(self.kernel.registers[operand.name])) - 1)
 
     def _place(self, thread: Scalar, instruction: Instruction, operand: Operand) -> tuple[bytearray, int]:
         """The memory of an address, and where in it."""
         assert isinstance(operand, Address)
-        base = self._value(thread, operand.base, "u64") if operand.base is not None else 0
+        base = self.value(thread, operand.base, "u64") if operand.base is not None else 0
         at, names = (base + operand.offset) & _WORD, instruction.modifiers
         if "param" in names:
             return bytearray(self.parameters), at
@@ -201,16 +203,16 @@ class Reference:
             start = at + k * size
             if is_load:
                 word = int.from_bytes(memory[start : start + size], "little")
-                self._set(thread, member, int(num.decode(word, kind)) if kind[0] == "s" else word)
+                self.assign(thread, member, int(num.decode(word, kind)) if kind[0] == "s" else word)
             else:
-                word = self._value(thread, member, kind)
+                word = self.value(thread, member, kind)
                 memory[start : start + size] = (word % (1 << 8 * size)).to_bytes(size, "little")
 
     def _atomic(self, thread: Scalar, instruction: Instruction) -> None:
         kind = instruction.types[-1]
         operands = instruction.operands if instruction.name == "atom" else (Symbol("_"), *instruction.operands)
         memory, at = self._place(thread, instruction, operands[1])
-        size, words = TYPE_BYTES[kind], [self._value(thread, operand, kind) for operand in operands[2:]]
+        size, words = TYPE_BYTES[kind], [self.value(thread, operand, kind) for operand in operands[2:]]
         old = int.from_bytes(memory[at : at + size], "little")
         word = next(
             m
@@ -227,12 +229,12 @@ class Reference:
             updates[word]() if word in updates else semantics.result(Instruction(word, (kind,), (), 0), [old, words[0]])
         )
         memory[at : at + size] = (new % (1 << 8 * size)).to_bytes(size, "little")
-        self._set(thread, operands[0], old)
+        self.assign(thread, operands[0], old)
 
     def _copy(self, thread: Scalar, instruction: Instruction) -> None:
         target, source, size, *lengths = instruction.operands
         assert isinstance(size, Immediate)
-        length = min(self._value(thread, lengths[0], "u32"), size.value) if lengths else size.value
+        length = min(self.value(thread, lengths[0], "u32"), size.value) if lengths else size.value
         inside = Instruction("ld", ("global",), (), instruction.line)
         memory, at = self._place(thread, inside, source) if length else (self.memory, 0)
         place = self._place(thread, Instruction("st", ("shared",), (), instruction.line), target)[1]
@@ -240,27 +242,27 @@ class Reference:
 
     def _compare(self, thread: Scalar, instruction: Instruction) -> None:
         kind, target, names = instruction.types[-1], instruction.operands[0], instruction.modifiers
-        words = [self._value(thread, operand, kind) for operand in instruction.operands[1:3]]
+        words = [self.value(thread, operand, kind) for operand in instruction.operands[1:3]]
         a, b = (num.decode(word, kind) for word in words)
         if "ftz" in names:
             a, b = (0.0 if abs(x) < 2.0**-126 else x for x in (a, b))
         holds = [semantics.compare(names[0], a, b)]
         holds.append(not holds[0])
         if len(instruction.operands) > 3:
-            third = bool(self._value(thread, instruction.operands[3], "pred"))
+            third = bool(self.value(thread, instruction.operands[3], "pred"))
             word = next(x for x in names if x in ("and", "or", "xor"))
             holds = [{"and": x and third, "or": x or third, "xor": x != third}[word] for x in holds]
         if instruction.name == "set":
-            self._set(thread, target, (0x3F800000 if instruction.types[0] == "f32" else 0xFFFFFFFF) * holds[0])
+            self.assign(thread, target, (0x3F800000 if instruction.types[0] == "f32" else 0xFFFFFFFF) * holds[0])
             return
         for member, truth in zip(
             target.members if isinstance(target, OperandGroup) else (target,), holds, strict=False
         ):
-            self._set(thread, member, int(truth))
+            self.assign(thread, member, int(truth))
 
     def _test(self, thread: Scalar, instruction: Instruction) -> None:
         kind = instruction.types[0]
-        value = float(num.decode(self._value(thread, instruction.operands[1], kind), kind))
+        value = float(num.decode(self.value(thread, instruction.operands[1], kind), kind))
         tiny, finite = 2.0**-1022 if kind == "f64" else 2.0**-126, abs(value) < np.inf
         answer = {
             "finite": finite,
@@ -270,18 +272,18 @@ class Reference:
             "normal": finite and abs(value) >= tiny,
             "subnormal": 0 < abs(value) < tiny,
         }[instruction.modifiers[0]]
-        self._set(thread, instruction.operands[0], int(answer))
+        self.assign(thread, instruction.operands[0], int(answer))
 
     def _halves(self, thread: Scalar, instruction: Instruction) -> None:
         target, source = instruction.operands
         half = num.bits_of(instruction.types[-1]) // 2
         if isinstance(source, OperandGroup):
-            words = [self._value(thread, member, f"b{half}") for member in source.members]
-            self._set(thread, target, words[0] | words[1] << half)
+            words = [self.value(thread, member, f"b{half}") for member in source.members]
+            self.assign(thread, target, words[0] | words[1] << half)
         elif isinstance(target, OperandGroup):
-            word = self._value(thread, source, instruction.types[-1])
+            word = self.value(thread, source, instruction.types[-1])
             for place, member in enumerate(target.members):
-                self._set(thread, member, word >> half * place & ((1 << half) - 1))
+                self.assign(thread, member, word >> half * place & ((1 << half) - 1))
 
     def _together(self, lanes: list[Scalar]) -> None:
         """Run an instruction of a warp."""
@@ -294,7 +296,7 @@ class Reference:
         if instruction.name == "shfl":
             self._shuffle(lanes, instruction)
         elif instruction.name == "mma":
-            self._mma(lanes, instruction)
+            products.run(self, lanes, instruction)
         elif instruction.name == "ldmatrix":
             self._matrix(lanes, instruction)
         else:
@@ -302,9 +304,9 @@ class Reference:
 
     def _shuffle(self, lanes: list[Scalar], instruction: Instruction) -> None:
         target, *sources = instruction.operands
-        before = {thread.number % 32: self._value(thread, sources[0], "b32") for thread in lanes}
+        before = {thread.number % 32: self.value(thread, sources[0], "b32") for thread in lanes}
         for thread in lanes:
-            lane, b, c = thread.number % 32, *(self._value(thread, operand, "u32") for operand in sources[1:3])
+            lane, b, c = thread.number % 32, *(self.value(thread, operand, "u32") for operand in sources[1:3])
             b, segment = b & 31, (c >> 8) & 31
             most = (lane & segment) | (c & 31 & ~segment)
             other, inside = {
@@ -314,20 +316,20 @@ class Reference:
                 "idx": ((lane & segment) | (b & ~segment), ((lane & segment) | (b & ~segment)) <= most),
             }[next(word for word in instruction.modifiers if word in ("up", "down", "bfly", "idx"))]
             results = target.members if isinstance(target, OperandGroup) else (target,)
-            self._set(thread, results[0], before.get(other if inside else lane, 0))
+            self.assign(thread, results[0], before.get(other if inside else lane, 0))
             if len(results) > 1:
-                self._set(thread, results[1], int(inside))
+                self.assign(thread, results[1], int(inside))
 
     def _vote(self, lanes: list[Scalar], instruction: Instruction) -> None:
         kind = instruction.types[-1] if instruction.types else "pred"
         words = [
-            self._value(thread, instruction.operands[1], kind) if len(instruction.operands) > 1 else 1
+            self.value(thread, instruction.operands[1], kind) if len(instruction.operands) > 1 else 1
             for thread in lanes
         ]
         if instruction.name == "match":
             for thread, word in zip(lanes, words, strict=True):
                 same = sum(1 << other.number % 32 for other, x in zip(lanes, words, strict=True) if x == word)
-                self._set(thread, instruction.operands[0], same)
+                self.assign(thread, instruction.operands[0], same)
             return
         if instruction.name == "redux":
             operation = next(m for m in instruction.modifiers if m in ("add", "min", "max", "and", "or", "xor"))
@@ -345,7 +347,7 @@ class Reference:
                 else next(answers[m] for m in instruction.modifiers if m in answers)
             )
         for thread in lanes:
-            self._set(thread, instruction.operands[0], answer)
+            self.assign(thread, instruction.operands[0], answer)
 
     def _matrix(self, lanes: list[Scalar], instruction: Instruction) -> None:
         target, address = instruction.operands
@@ -358,47 +360,7 @@ class Reference:
             matrix = np.array(rows).T if "trans" in instruction.modifiers else np.array(rows)
             for lane, thread in enumerate(lanes):
                 low, high = matrix[lane // 4, 2 * (lane % 4) : 2 * (lane % 4) + 2].tolist()
-                self._set(thread, member, low | high << 16)
-
-    def _mma(self, lanes: list[Scalar], instruction: Instruction) -> None:
-        """`mma` m16n8: fragments gathered to matrices, whose product is rounded once."""
-        groups = [
-            operand.members if isinstance(operand, OperandGroup) else (operand,) for operand in instruction.operands
-        ]
-        result, kind = instruction.types[:2]
-        packed = {"tf32": 1, "s8": 4}.get(kind, 2)
-        depth = 4 * packed * (len(groups[1]) // 2)
-        bits = 32 // packed
-
-        def element(thread: Scalar, operand: Operand, i: int) -> float:
-            word = self._value(thread, operand, "b32") >> bits * i & ((1 << bits) - 1)
-            return float(num.decode(word & 0xFFFFE000, "f32") if kind == "tf32" else num.decode(word, kind))
-
-        a, b, c = np.zeros((16, depth)), np.zeros((depth, 8)), np.zeros((16, 8))
-        places = [(r, i) for r in range(len(groups[1])) for i in range(packed)]
-        for lane, thread in enumerate(lanes):
-            row, column = lane // 4, lane % 4
-            for r, i in places:
-                a[row + 8 * (r % 2), packed * column + i + 4 * packed * (r // 2)] = element(thread, groups[1][r], i)
-            for r, i in places[: len(places) // 2]:
-                b[packed * column + i + 4 * packed * r, row] = element(thread, groups[2][r], i)
-            for place, (r, i, shift) in enumerate(self._cells(result)):
-                word = self._value(thread, groups[3][place // (2 if result == "f16" else 1)], "b32") >> shift
-                c[row + 8 * r, 2 * column + i] = num.decode(word, result)
-        total = a @ b + c
-        for lane, thread in enumerate(lanes):
-            row, column = lane // 4, lane % 4
-            words = [0] * len(groups[0])
-            for place, (r, i, shift) in enumerate(self._cells(result)):
-                value = float(total[row + 8 * r, 2 * column + i])
-                words[place // (2 if result == "f16" else 1)] |= num.encode(value, result) << shift
-            for operand, word in zip(groups[0], words, strict=True):
-                self._set(thread, operand, word)
-
-    @staticmethod
-    def _cells(result: str) -> Sequence[tuple[int, int, int]]:
-        """(half of the rows, column, shift in the register) of each number that a lane accumulates."""
-        return [(r, i, 16 * i if result == "f16" else 0) for r in range(2) for i in range(2)]
+                self.assign(thread, member, low | high << 16)
 
 
 _FORMS = {

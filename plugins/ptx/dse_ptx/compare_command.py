@@ -1,0 +1,90 @@
+"""`ptx compare`: times of our kernels that a GPU measured (`dse_ptx.on_gpu`), beside those that its SMs predict.
+
+    python -m dse ptx compare data=my_gpu/ptx.csv system=h100 [out=<folder>]
+
+Nothing is fitted. Predictions leave the launch out, as launches that queue hide it, and begin with empty caches.
+Results are compared, too: the sum of all numbers' magnitudes after a launch.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dse.errors import ConfigError, Problem, pairs
+from dse.files import read_csv
+from dse.results.run_folder import CommandAnswer, writable
+from dse_ptx.execution import Argument, LaunchOptions, Module, PtxDevice
+from dse_ptx.gpu_launches import GpuLaunch, is_close, launches, magnitude
+from dse_ptx.sms import SmArray, sm_array
+from dse_ptx.timing import resident_blocks, simulated_blocks, time_launch
+
+_WAVES = 3
+
+
+def compare(words: Sequence[str]) -> CommandAnswer:
+    """Predict all launches that were measured."""
+    import pandas as pd
+
+    typed = pairs(words, {"data": ""}, optional=("system", "out"))
+    machine, path = sm_array(typed.get("system", "h100")), Path(typed["data"])
+    known = {(each.file, each.kernel): each for each in launches()}
+    rows = list[dict[str, Any]]()
+    for line, row in read_csv(path, needed=("device", "file", "kernel", "seconds", "magnitude")).rows:
+        launch = known.get((row["file"], row["kernel"]))
+        if launch is None:
+            raise ConfigError([Problem(f"{path.name}, line {line}", "names no launch of ours", row["kernel"])])
+        if row["seconds"]:
+            rows.append({"device": row["device"], **_row(launch, machine, row, f"{path.name}, line {line}")})
+    if not rows:
+        raise ConfigError([Problem("data", "holds no launch that was measured", str(path), "see its column reason")])
+    outputs = writable(typed.get("out") or f"outputs/ptx_compare/{machine.name}")
+    outputs.write_table("compared", pd.DataFrame(rows))
+    lines = [
+        f"  {row['kernel']:20} {row['predicted_s'] * 1e6:10.1f} us predicted {row['measured_s'] * 1e6:10.1f} measured "
+        f"{row['error']:+.0%}{'' if row['equal'] else ', results differ'}"
+        for row in rows
+    ]
+    median = statistics.median(abs(row["error"]) for row in rows)
+    head = f"{len(rows)} launches of {rows[0]['device']} by {machine.name}: median error {median:.1%}"
+    return CommandAnswer(outputs.folder, (head, *lines, f"written to {outputs.folder}/: compared.parquet"), "compared")
+
+
+def _row(launch: GpuLaunch, machine: SmArray, row: dict[str, str], where: str) -> dict[str, Any]:
+    """A launch predicted beside its measured row."""
+    try:
+        measured, total = float(row["seconds"]), float(row["magnitude"])
+    except ValueError:
+        raise ConfigError([Problem(where, "holds no seconds and magnitude", row["seconds"])]) from None
+    predicted, found = predict(launch, machine)
+    return {
+        "file": launch.file, "kernel": launch.kernel, "predicted_s": predicted, "measured_s": measured,
+        "error": predicted / measured - 1, "equal": is_close(found, total, launch.arguments),
+    }  # fmt: skip
+
+
+def predict(launch: GpuLaunch, machine: SmArray) -> tuple[float, float]:
+    """Seconds without the launch, and the magnitude of all arrays, by execution of every block."""
+    device = PtxDevice()
+    module, written = Module(launch.text, device), launch.values()
+    arguments: list[Argument] = [
+        device.allocate(value) if isinstance(value, np.ndarray) else value for value in written
+    ]
+    kernel, blocks = module.kernel(launch.kernel), int(np.prod(launch.grid))
+    shared = kernel.shared_bytes + launch.shared
+    resident = resident_blocks(machine, int(np.prod(launch.block)), kernel.registers_per_thread, shared)
+    wave = resident * machine.num_sms
+    sample = tuple(range(simulated_blocks(blocks, _WAVES * wave, wave)))
+    run = module.launch(launch.kernel, launch.grid, launch.block, arguments, LaunchOptions(launch.shared, sample))
+    assert run.trace is not None
+    done = time_launch(run.trace, machine)
+    arrays = [
+        device.read(place, value.dtype, value.shape)  # type: ignore[arg-type]
+        for place, value in zip(arguments, written, strict=True)
+        if isinstance(value, np.ndarray)
+    ]
+    return done.seconds - done.launch_s, magnitude(arrays)
