@@ -77,7 +77,7 @@ def _deployment() -> tuple[Deployment, Traffic]:
 
 
 def speeds() -> dict[str, float]:
-    """Times of the compiled loop against SimPy's, configurations a minute, and memory of a million requests."""
+    """CPU times of the compiled loop against SimPy's, configurations a minute, and memory of a million requests."""
     deployment, traffic = _deployment()
     run(deployment, traffic)  # compiled, or read from the disk
     seconds = min(_seconds(lambda: run(deployment, traffic)) for _ in range(5))
@@ -102,9 +102,9 @@ def _part(traffic: Traffic, count: int) -> Traffic:
 
 
 def _seconds(work: Any) -> float:
-    begin = time.perf_counter()
+    begin = time.process_time()
     work()
-    return time.perf_counter() - begin
+    return time.process_time() - begin
 
 
 def main(words: Sequence[str] | None = None) -> int:

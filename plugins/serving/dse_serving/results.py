@@ -35,6 +35,7 @@ METRICS = {
     "kv_peak": Metric(
         "fraction", "of the pages of keys and values in use at the worst, of the engine that used most", high=1.0
     ),
+    "prefix_hits": Metric("fraction", "of the tokens of prompts, found in pages at entry", "maximize", high=1.0),
     "preempted": Metric("", "preemptions for each request"),
     "busy": Metric("fraction", "of the time in which engines computed", "maximize", high=1.0),
     "gpus": Metric("", "GPUs in use"),
@@ -153,6 +154,7 @@ def metrics_of(
         "latency_s": float(latency[served.counted_requests].mean()),
         "in_system": float(latency.sum()) / (ends - float(served.times(at.ARRIVAL).min())),
         "kv_peak": float((1 - state.engine[:, at.LEAST_FREE] / total).max()),
+        "prefix_hits": float(state.requests[:, at.HIT].sum() / served.traffic.inputs.sum()),
         "preempted": float(state.requests[:, at.PREEMPTIONS].mean()),
         "busy": min(1.0, float(state.sums[:, 0].sum()) / (ends * len(state.ends))),
         "gpus": float(gpus),

@@ -74,7 +74,21 @@ def test_traces_of_three_formats_are_the_same_requests(tmp_path: Path) -> None:
         traffic = read_trace(tmp_path / name, speed=2.0)
         assert traffic.arrivals.tolist() == pytest.approx([0, 0.25]) and traffic.inputs.tolist() == [600, 1100]
         assert traffic.outputs.tolist() == [3, 4]
-        assert traffic.prefixes.tolist() == ([0, 0] if name == "azure.csv" else [0, 1024])
+        assert traffic.prefixes.tolist() == ([0, 1024] if name == "own.csv" else [0, 0])
+        assert traffic.blocks.numbers.tolist() == ([0, 0, 1] if name == "mooncake.jsonl" else [])
+
+
+def test_a_trace_names_the_prefixes_of_its_prompts(tmp_path: Path) -> None:
+    lines = [
+        "arrival_s,input_tokens,output_tokens,cached_tokens,prefix_id",
+        "0,200,1,128,a",
+        "1,300,1,64,b",
+        "2,90,1,200,a",
+    ]
+    (tmp_path / "own.csv").write_text("\n".join([*lines, "3,50,1,20,"]))
+    traffic = read_trace(tmp_path / "own.csv")
+    assert traffic.prefixes.tolist() == [0, 0, 0, 20] and traffic.blocks.counts.tolist() == [2, 1, 1, 0]
+    assert traffic.blocks.numbers.tolist() == [0, 1, 2, 0] and traffic.blocks.tokens == 64
 
 
 @pytest.mark.parametrize(
