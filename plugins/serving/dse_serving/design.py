@@ -40,7 +40,10 @@ class Server(SourcedValue):
 
 
 class ServingKernels(SourcedValue):
-    """Speeds of products by format, those of experts apart, and latencies of all-reduces in one kernel."""
+    """Speeds of products by format, those of experts apart, and latencies of all-reduces in one kernel.
+
+    split_ctas: CTAs of the sums of one half of the tokens beside the other half.
+    """
 
     name: str
     description: str = ""
@@ -48,6 +51,7 @@ class ServingKernels(SourcedValue):
     experts: Mapping[str, Speeds]
     sum_s: Seconds
     peer_s: Seconds
+    split_ctas: Count
 
     def of(self, dense: str, experts: str) -> EngineKernels:
         """Kernels with these formats; with the closest one where a format was not measured."""
@@ -245,7 +249,7 @@ def _table(step: StepDesign, plan: Scheduler, name: Overlap, waited: PartTimes) 
     if name == "waited":
         return waited.step_model(1)
     batches = OVERLAPS[name][1]
-    return PartTimes(_parts(knobs_of(step, name), plan), waited.kernels).step_model(batches)
+    return PartTimes(_parts(knobs_of(step, name, kernels().split_ctas), plan), waited.kernels).step_model(batches)
 
 
 def _times_apart(design: Serving, step: StepDesign, attending: PartTimes) -> StepTimes:

@@ -39,7 +39,7 @@ Overlap = Literal["waited", "in_switch", "halves", "nano", "shared_expert", "two
 OVERLAPS: Mapping[Overlap, tuple[Mapping[str, Any], int]] = {
     "waited": ({}, 1),
     "in_switch": ({"collectives": "in_switch"}, 1),
-    "halves": ({"collectives": "in_switch", "split_ctas": 8}, 1),  # CTAs of the sums: assumed
+    "halves": ({"collectives": "in_switch"}, 1),
     "nano": ({}, 1),
     "shared_expert": ({"exchanges": "shared_expert"}, 1),
     "two_micro_batches": ({"exchanges": "two_micro_batches"}, 2),
@@ -65,9 +65,10 @@ def lacks(design: StepDesign, name: Overlap) -> str | None:
     return None
 
 
-def knobs_of(design: StepDesign, name: Overlap) -> StepDesign:
-    """The design with the knobs of an overlap."""
+def knobs_of(design: StepDesign, name: Overlap, split_ctas: int) -> StepDesign:
+    """The design with the knobs of an overlap. split_ctas: of the sums of one half beside the other one."""
     changes, micro_batches = OVERLAPS[name]
+    changes = {**changes, "split_ctas": split_ctas} if name == "halves" else changes
     run = design.run.model_copy(update={"micro_batches": micro_batches})
     return design.model_copy(update={"run": run, "parallel": design.parallel.model_copy(update=dict(changes))})
 

@@ -14,9 +14,10 @@ from dse.backend import Batch
 from dse.cli import main
 from dse.config.compose import request
 from dse.errors import ConfigError
+from dse.files import read_csv
 from dse.results.finished_run import FinishedRun
 from dse_serving.backend import ServingBackend
-from dse_serving.design import Serving, deployment_of
+from dse_serving.design import Serving, deployment_of, kernels
 from dse_serving.fitting import start
 from dse_serving.measured import Predictor, fitted_rows, model_name, read_rows, summary
 from dse_serving.overlaps import PartTimes, times_of
@@ -257,6 +258,15 @@ def test_the_command_answers_or_names_what_binds(elsewhere: Path, capsys: pytest
     shown = capsys.readouterr().out
     assert "no deployment has a time to the first token within 1.000 ms: the least is" in shown and "nearest: " in shown
     assert main([*words, "slo.tpot=1"]) == 2 and "slo.tpot_s" in capsys.readouterr().err
+
+
+def test_ctas_of_halves_are_the_fewest_that_are_nearly_as_fast(shared: Callable[[str], Path]) -> None:
+    table = read_csv(shared("data") / "tokenweave" / "fused_allreduce_rmsnorm_by_ctas.csv", needed=("num_tokens",))
+    named = {name: int(name.rpartition("_")[2]) for name in table.rows[0][1] if "_ctas_" in name}
+    by_ctas = {ctas: np.array([float(row[name]) for _, row in table.rows]) for name, ctas in named.items()}
+    least = np.min(list(by_ctas.values()), axis=0)
+    near = [ctas for ctas, column in by_ctas.items() if (column <= 1.15 * least).all()]
+    assert kernels().split_ctas == min(near)
 
 
 def test_a_fit_names_few_rows_of_every_group(shared: Callable[[str], Path]) -> None:
