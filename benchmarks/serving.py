@@ -57,7 +57,9 @@ def accuracy(folder: Path, *, witness: bool = False) -> dict[str, Any]:
     figures |= {f"by_{name}": _by(free, column) for name, column in _BY.items()}
     if witness:
         figures["witness"] = ask([point.row for point in free]).beside(free)
-    return figures | {"disagg": summary(apart), "refused": predictor.refused}
+    silent = sum(not point.row.names_engines for point in apart)
+    reason = f"{silent} of {len(apart)} rows do not say how many engines they had; one of each is taken"
+    return figures | {"disagg": {**summary(apart), "reason": reason}, "refused": predictor.refused}
 
 
 def _by(points: Sequence[Point], column: str) -> dict[str, dict[str, float]]:

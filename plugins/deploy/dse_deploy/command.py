@@ -23,6 +23,8 @@ from simulators.steps.sites import place_of
 from studies.plan.plan_file import SECTIONS, Plan, put_in
 
 _MOST_BYTES = 1 << 20
+SERVING = "serving"
+"""Option: the settings are of engines that serve, not of a step."""
 
 
 def settings_import(words: Sequence[str]) -> int:
@@ -30,14 +32,20 @@ def settings_import(words: Sequence[str]) -> int:
     from dse.results import report
 
     option_words, overrides = _words(words)
-    options = pairs(option_words, {"settings": "", "from": "", "out": "plan.yaml"}, optional=[LAUNCH])
+    options = pairs(option_words, {"settings": "", "from": "", "out": "plan.yaml"}, optional=[LAUNCH, SERVING])
+    if options.get(SERVING, "false") not in ("true", "false"):
+        raise ConfigError([Problem(SERVING, "is not true or false", options[SERVING], "leave it out for a step")])
+    if options.get(SERVING) == "true":
+        from dse_deploy.serving_import import import_serving  # which reads as this does
+
+        return import_serving(options, overrides)
     name, tool = tool_named("from", options["from"])
     path, out = Path(options["settings"]), Path(options["out"])
-    console, launch = report.console(), _number_of(options.get(LAUNCH, ""))
+    console, launch = report.console(), launch_number(options.get(LAUNCH, ""))
     if tool.files[0].format == "msccl" and not launch:
         keep(out, plugins.load("format", "msccl").plan(path))
     else:
-        settings = read(_texts(tool, path, launch), with_words({}, overrides), launch=launch)
+        settings = read(texts_of(tool, path, launch), with_words({}, overrides), launch=launch)
         counting = [*settings.unmodelled, *(unread for unread in settings.unread if _changes(unread, tool))]
         kept = {"unread": [f"{path.name}: {unread}" for unread in counting]} if counting else {}
         text = yaml.safe_dump({"tool": name, **kept, **settings.plan}, sort_keys=False)
@@ -63,7 +71,7 @@ def _of_software(sites: Mapping[str, str]) -> Iterator[str]:
             yield f"{name} runs {', '.join(runs)}, at what it costs (conf/implementation)"
 
 
-def _number_of(text: str) -> int:
+def launch_number(text: str) -> int:
     """The number of a launch, from what is typed; 0 where nothing is. Raises ConfigError."""
     if text and not re.fullmatch(r"[1-9]\d{0,8}", text):
         way = f"{LAUNCH}=2 is the second launch of a script"
@@ -123,7 +131,7 @@ def tool_named(word: str, name: str) -> tuple[str, Tool]:
     return name, tools()[name]
 
 
-def _texts(tool: Tool, path: Path, launch: int) -> list[tuple[SettingsFile, str]]:
+def texts_of(tool: Tool, path: Path, launch: int) -> list[tuple[SettingsFile, str]]:
     """Texts of the files of a tool in a folder, or that of one file: of the format that its ending is."""
     if path.is_dir():
         paths = [(file, path / _named(tool, path, file)) for file in tool.files]

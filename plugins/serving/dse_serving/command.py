@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from dse.config.compose import request
 from dse.config.options import overrides, own_folder
@@ -11,17 +12,20 @@ from dse.results.run_folder import CommandAnswer
 from dse.run_study import run
 from dse.study.plan import plan
 from dse_serving.design import Slo
+from dse_serving.plan_file import words_of_plan
 
 _LIMITED = ("ttft_s", "tpot_s")
+_PLAN = "plan="
 _REPLICAS = "+space.engines.replicas=choice(1,2,3,4,6,8)"
 
 
 def serve_plan(words: Sequence[str]) -> CommandAnswer:
-    """`serve-plan model= system= [traffic.<key>=] [slo.ttft_s=] [slo.tpot_s=] [...]`: the study within limits.
+    """`serve-plan model= system= [plan=] [traffic.<key>=] [slo.ttft_s=] [slo.tpot_s=] [...]`: the study within limits.
 
     Raises ConfigError for limits that are none.
     """
-    typed, check = overrides(words), Problems()
+    typed, check = overrides([word for word in words if not word.startswith(_PLAN)]), Problems()
+    given = [word.removeprefix(_PLAN) for word in words if word.startswith(_PLAN)]
     pairs = dict(word.split("=", 1) for word in typed if word.startswith("slo."))
     for path in pairs:
         if path.removeprefix("slo.") not in Slo.model_fields:
@@ -36,6 +40,10 @@ def serve_plan(words: Sequence[str]) -> CommandAnswer:
     chosen = any(word.startswith(("engines.replicas=", "space.", "+space.")) for word in typed)
     if arrivals != "closed" and not chosen:  # the rate is given: how many engines is the question
         more.append(_REPLICAS)
+    if given:  # is judged as it is, under traffic of several sizes
+        names = {word.lstrip("+").partition("=")[0] for word in typed}
+        typed = [*(word for word in words_of_plan(Path(given[-1])) if word.partition("=")[0] not in names), *typed]
+        more += [] if any(name.startswith("space") for name in names) else ["~space.parallel"]
     folder, code = run(plan(request(["study=serving", *more, *typed], own_folder(words))))
     return CommandAnswer(folder, code=code)
 

@@ -185,12 +185,12 @@ def _overlap_rules(design: Serving) -> Iterator[Problem]:
             yield Problem(other, rule, way_out=way)
 
 
-def deployment_of(design: Serving, software: ServingKernels | None = None) -> Deployment:
-    """The deployment of a design: its pools with the times of their steps. software: None for the kernels of `conf`.
+def deployment_of(design: Serving, speeds: EngineKernels | None = None) -> Deployment:
+    """The deployment of a design: its pools with the times of their steps. speeds: None for the kernels of `conf`.
 
     Raises ConfigError for experts that do not fit on GPUs of their own.
     """
-    engines, speeds = design.engines, (software or kernels()).of(*formats(design))
+    engines, speeds = design.engines, speeds or kernels().of(*formats(design))
     pools = [_pool(design, design.replicas, speeds)]
     if engines.apart:
         changes = {
@@ -204,7 +204,9 @@ def deployment_of(design: Serving, software: ServingKernels | None = None) -> De
 
 
 def _with_tp(parallel: Parallel, tp: int) -> Parallel:
-    return parallel.model_copy(update={"tp": tp})
+    """Degrees with another tp; experts that all GPUs of an engine share stay so."""
+    spread = {"ep": tp * int(parallel.dp)} if int(parallel.ep) > 1 else {}
+    return parallel.model_copy(update={"tp": tp, **spread})
 
 
 def _pool(design: Serving, count: int, speeds: EngineKernels) -> Pool:

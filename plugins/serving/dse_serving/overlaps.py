@@ -95,7 +95,7 @@ class PartTimes:
 
     def core(self, sequences: ArrayLike, of: str = "core") -> Floats:
         """Attention of so many sequences [..., octaves]; of: or `core_moved`, at the HBM's rate."""
-        columns = getattr(self.parts, of).T
+        columns = self.kernels.attention * getattr(self.parts, of).T
         return np.stack([np.interp(np.asarray(sequences, float), self.parts.rows, c) for c in columns], axis=-1)
 
     @property
@@ -155,12 +155,13 @@ def times_of(tables: Mapping[str, Table], waited: PartTimes, graphs: Sequence[in
     linear = between(counts, parts.tokens, waited.at(1, parts.tokens)[:4].sum(axis=0))
     decode, less = (
         np.stack([between(numbers, parts.rows, column) for column in columns.T], axis=1)
-        for columns in (parts.core, hidden)
+        for columns in (waited.core(parts.rows), hidden)
     )
     choice = OverlapChoice(names, parts.tokens, parts.rows, prompts.argmin(axis=0), plain.argmin(axis=0))
     return replace(
         parts.times,
         linear=np.stack([between(counts, parts.tokens, prompts.min(axis=0)), linear[pad(counts, graphs)]]),
         decode=np.stack([decode, decode - less]),
+        prompt=waited.kernels.attention * parts.times.prompt,
         overlap=choice,
     )
