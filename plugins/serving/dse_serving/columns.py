@@ -9,9 +9,11 @@ of all prompts, BLOCKED of them; REFS: how many it refers to (`dse_serving.pages
 first entered.
 """
 OF_REQUEST = 16
-ARRIVAL, READY, ADMITTED, FIRST, FINISH, MOVED = range(6)
-"""Times of a request [s]. READY: it is given to an engine; MOVED: its keys and values reach the one that generates."""
-MOMENTS = 6
+ARRIVAL, READY, ADMITTED, FIRST, FINISH, MOVED, SENT = range(7)
+"""Times of a request [s]. READY: it is given to an engine; SENT: its prompt is whole; MOVED: its keys and values reach
+the engine that generates.
+"""
+MOMENTS = 7
 TOKENS, SEQUENCES, BLOCK, TOTAL, PREFILL_FIRST, CHUNKED, RESERVED, KEPT_FREE, ROLE, DRAFTS, RANKS, ROUTING, STAGES = (
     range(13)
 )

@@ -351,7 +351,7 @@ def send(state: State, e: int, pool: int, request: int, now: float) -> None:
     moved = state.rates[pool, at.MOVED_TOKEN] * share * state.requests[request, at.CACHED]
     moved += state.rates[pool, at.MOVED_LATENCY]
     state.sending[e] = now + (max(0.0, state.sending[e] - now) + moved)
-    state.moments[request, at.MOVED] = state.sending[e]
+    state.moments[request, at.SENT], state.moments[request, at.MOVED] = now, state.sending[e]
     state.requests[request, at.NEXT] = NOBODY
     if state.engine[e, at.SENDING] == NOBODY:
         state.engine[e, at.SENDING] = request

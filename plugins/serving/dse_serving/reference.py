@@ -380,6 +380,7 @@ class Engine:
         moved = float(rates[at.MOVED_TOKEN]) * share * request.cached + float(rates[at.MOVED_LATENCY])
         delay = max(0.0, self.sending_until - now) + moved
         self.sending_until = request.times[at.MOVED] = now + delay
+        request.times[at.SENT] = now
         self.sends.append(request)
         arrival = Signal(self.cluster.env).fire(Phase.TRANSFERS, delay)
         assert arrival.callbacks is not None

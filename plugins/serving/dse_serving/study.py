@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import dse_serving.columns as at
 from dse.plots import Draw
 from dse.results.decisions import read_decision
 from dse.results.finished_run import FinishedRun
@@ -77,6 +78,7 @@ class ServingStudy(Plain):
         yield rivals_table(inside)
         yield from tighter_limits(inside, best)
         yield from apart_or_together(inside)
+        yield from transfer_lines(config, inside)
         yield from how_sure(config, best)
         yield from with_errors(config, outputs.read_json("summary"), best)
         yield from overlap_lines(config, best)
@@ -102,6 +104,13 @@ class ServingStudy(Plain):
         )
         yield "plan.yaml", plan_tree(design_of(run.config, best))
         yield "engine", partial(serving_figures.engine_steps, log[:_DRAWN], str(best["split"]))
+        rivals = [
+            {str(name): value for name, value in row.items()} for row in best_of_splits(inside).to_dict("records")
+        ]
+        runs = {str(row["split"]): ServingBackend().serve(design_of(run.config, row)) for row in rivals[:_RIVALS]}
+        slo = design_of(run.config, best).slo
+        for name in _TIMES:
+            yield f"goodput_{name[:4]}", partial(serving_figures.goodput, runs, name, slo)
         yield "occupancy", partial(serving_figures.occupancy, log, pages, str(best["split"]))
 
 
@@ -222,6 +231,26 @@ def apart_or_together(inside: pd.DataFrame) -> Iterator[str]:
     gain = 100 * (apart[_RATE] / together[_RATE] - 1)
     words = "more" if gain > 0 else "fewer"
     yield f"prompts apart: {abs(gain):.0f} % {words} tokens/s a GPU ({apart['split']} against {together['split']})"
+
+
+def transfer_lines(config: Mapping[str, Any], inside: pd.DataFrame) -> Iterator[str]:
+    """Yield what moving keys and values costs the best deployment whose prompts are apart."""
+    apart = inside[inside["engines.apart"].astype(bool)] if "engines.apart" in inside else inside.iloc[:0]
+    if not len(apart):
+        return
+    best = best_of(apart)
+    served = ServingBackend().serve(design_of(config, best))
+    pool, moved = served.deployment.pools[0], served.transfers
+    if not len(moved) or served.deployment.transfer is None:
+        return
+    sent = moved.mean()
+    size = float(served.traffic.inputs.mean()) * pool.times.token_bytes * pool.gpus
+    share = sent / float((served.times(at.FIRST) - served.times(at.ARRIVAL)).mean())
+    way = "layer by layer beside the prompt" if served.deployment.transfer.beside else "after the prompt"
+    gb_per_s = served.deployment.transfer.bytes_per_s / 1e9
+    moves = f"{size / 1e6:,.0f} MB of a prompt at {gb_per_s:,.0f} GB/s an engine, {way}"
+    when = f"arrive {cell(sent, 's')} after it, {100 * share:.1f} % of the time to the first token"
+    yield f"keys and values of {best['split']}: {moves}, {when}"
 
 
 def design_of(config: Mapping[str, Any], row: Mapping[Any, Any]) -> Serving:
