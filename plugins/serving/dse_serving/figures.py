@@ -74,7 +74,7 @@ def goodput(runs: Mapping[str, ServingRun], name: str, slo: Slo) -> FigureSheet:
     ]
     table, words = pd.DataFrame(rows), "to the first token" if own == "ttft_s" else "of a later token"
     half = table[table["limit_s"] <= np.median(limits)]
-    best = half.loc[half["rate"].idxmax()]
+    best = half.iloc[int(half["rate"].argmax())]
     title = f"{best['split']} serves most within a time {words} of {best['limit_s']:.3g} s"
     axes = Axis("limit_s", f"limit of the time {words}", "s"), Axis("rate", "goodput a GPU", "1/s")
     return tables.curves(table, axes[0], y=axes[1], by="split", frame=Frame(title, "a limit holds for each request"))

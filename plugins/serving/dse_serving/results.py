@@ -130,12 +130,12 @@ def percentile(values: Floats, share: float) -> float:
 
 def percentile_interval(values: Floats, share: float, confidence: float = 0.95) -> tuple[float, float]:
     """Interval of a percentile of independent values by order statistics, whose ranks are binomial (David and Nagaraja,
-    Order Statistics, section 7.1).
+    Order Statistics, section 7.1). The upper end is infinite where there are too few values for it.
     """
     ordered, count = np.sort(values), len(values)
     tail = (1 - confidence) / 2
     low, high = int(binom.ppf(tail, count, share)), int(binom.ppf(1 - tail, count, share))
-    return float(ordered[max(low - 1, 0)]), float(ordered[min(high, count - 1)])
+    return float(ordered[max(low - 1, 0)]), float(ordered[high]) if high < count else float("inf")
 
 
 def metrics_of(

@@ -280,7 +280,7 @@ def how_sure(config: Mapping[str, Any], best: Mapping[Any, Any]) -> Iterator[str
     served, share = ServingBackend().serve(design), float(design.slo.percentile)
     for words, values in (("first", served.ttft_s), ("later", served.tpot_s)):
         low, high = percentile_interval(values, share)
-        times = f"{cell(low, 's')} to {cell(high, 's')}"
+        times = f"{cell(low, 's')} {'or more' if np.isinf(high) else 'to ' + cell(high, 's')}"
         yield f"{words} tokens at {100 * share:g} %: {times} (95 %, {len(values)} requests)"
     flags = " ".join(f"{flag} {get_path(_values(design), path)}" for path, flag in design.server.flags.items())
     if flags:

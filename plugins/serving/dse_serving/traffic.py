@@ -146,8 +146,10 @@ class TrafficSpec(Frozen):
 
     def draw(self) -> Traffic:
         """The requests. Raises ConfigError for a trace that cannot be read or is out of order."""
+        if self.arrivals == "trace" and not self.trace:
+            raise ConfigError([Problem("traffic.trace", "is missing", way_out="write traffic.trace=<file>")])
         if self.arrivals == "trace":
-            return read_trace(Path(self.trace or ""), self.speed)
+            return read_trace(Path(str(self.trace)), self.speed)
         random = np.random.default_rng(self.seed)
         count = self.requests
         kinds = self.mix or (Mix(input=self.input, output=self.output),)

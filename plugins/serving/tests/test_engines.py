@@ -148,6 +148,24 @@ def test_prefixes_are_found_until_requests_need_their_pages() -> None:
     assert hits[1:3] == pytest.approx([20 / groups, 10 / groups], abs=0.04) and hits[3] < 0.06
 
 
+def test_more_of_a_machine_never_serves_less() -> None:
+    """Engines for goodput, pages for preemptions, and links for first tokens."""
+    prompts = np.random.default_rng(4).integers(20, 200, 3000)
+    traffic = poisson(3000, 900.0, prompts, output=40)
+    runs = [run(one_pool(step_times(), engines, sequences=16), traffic) for engines in (1, 2, 3, 6)]
+    goodput = [served.goodput(0.2, 0.03) * served.deployment.gpus for served in runs]
+    assert goodput[0] < 0.5 * goodput[-1] and (np.diff(goodput) >= -0.01 * goodput[-1]).all()
+    rooms = [1.0 + 1e5 * 16 * pages for pages in (20, 40, 60, 100, 200)]
+    tight = [run(one_pool(step_times(room=room), sequences=50, kept_free=0.0), traffic) for room in rooms]
+    preempted = [int(served.state.requests[:, at.PREEMPTIONS].sum()) for served in tight]
+    assert preempted[0] > 100 and preempted[-1] == 0 and (np.diff(preempted) <= 0).all()
+    pool = one_pool(step_times(), 2, sequences=50).pools[0]
+    links = [run(Deployment((pool, pool), Transfer(rate)), traffic) for rate in (1e9, 4e9, 1e10, 1e12)]
+    assert (np.diff([float(served.ttft_s.mean()) for served in links]) < 0).all()
+    sent = links[0].transfers.min()
+    assert sent >= prompts.min() * 1e5 / 1e9
+
+
 def test_preemption_drafts_and_transfers_happen_in_the_random_cases() -> None:
     runs = [run(*random_case(seed), seed=seed) for seed in range(300)]
     assert sum(int(served.state.requests[:, at.PREEMPTIONS].sum()) for served in runs) > 50

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from dse.backend import Batch
 from dse.cli import main
@@ -252,12 +253,17 @@ def test_the_command_answers_or_names_what_binds(elsewhere: Path, capsys: pytest
     assert main([*words, "slo.tpot_s=0.05"]) == 0
     shown = capsys.readouterr().out
     assert "best: " in shown and "--tensor-parallel-size" in shown and "tokens a dollar" in shown
+    assert "with errors of predictions (90 %): " in shown and "with 1.5 times as many requests under way: " in shown
+    plan = FinishedRun.find(elsewhere / "outputs", "serving").folder / "plan.yaml"
+    again = ["serve-plan", f"plan={plan}", *words[1:3], "tracking=none", "figures=none", "output_dir=again"]
+    assert main(again) == 0 and f"x TP {yaml.safe_load(plan.read_text())['parallel']['tp']}" in capsys.readouterr().out
     points = FinishedRun.find(elsewhere / "outputs", "serving").outputs.read_table("results")
     assert (points["tpot_s"] <= 0.05).all() and set(points["parallel.tp"]) == {1, 8}
     assert main([*words, "slo.ttft_s=0.001", "output_dir=other"]) == 3
     shown = capsys.readouterr().out
     assert "no deployment has a time to the first token within 1.000 ms: the least is" in shown and "nearest: " in shown
     assert main([*words, "slo.tpot=1"]) == 2 and "slo.tpot_s" in capsys.readouterr().err
+    assert main([*words, "traffic.rate_per_s=3"]) == 2 and "arrivals=poisson" in capsys.readouterr().err
 
 
 def test_ctas_of_halves_are_the_fewest_that_are_nearly_as_fast(shared: Callable[[str], Path]) -> None:
