@@ -9,7 +9,7 @@ from dse.plugins import Command
 
 COMMANDS = {
     "settings import": Command(
-        "dse_deploy.command:settings_import",
+        "dse_deploy.serving_import:settings_import",
         "settings import settings=<file> from=<tool> [serving=true] [out=plan.yaml]",
         "settings of a tool as a plan, which `plan plan=<file>` then judges",
         {

@@ -23,22 +23,14 @@ from simulators.steps.sites import place_of
 from studies.plan.plan_file import SECTIONS, Plan, put_in
 
 _MOST_BYTES = 1 << 20
-SERVING = "serving"
-"""Option: the settings are of engines that serve, not of a step."""
 
 
 def settings_import(words: Sequence[str]) -> int:
     """`settings import settings=<file> from=<tool> [out=plan.yaml] [launch=2] [parallel.tp=8 ...]`: read settings."""
     from dse.results import report
 
-    option_words, overrides = _words(words)
-    options = pairs(option_words, {"settings": "", "from": "", "out": "plan.yaml"}, optional=[LAUNCH, SERVING])
-    if options.get(SERVING, "false") not in ("true", "false"):
-        raise ConfigError([Problem(SERVING, "is not true or false", options[SERVING], "leave it out for a step")])
-    if options.get(SERVING) == "true":
-        from dse_deploy.serving_import import import_serving  # which reads as this does
-
-        return import_serving(options, overrides)
+    chosen, overrides = option_words(words)
+    options = pairs(chosen, {"settings": "", "from": "", "out": "plan.yaml"}, optional=[LAUNCH])
     name, tool = tool_named("from", options["from"])
     path, out = Path(options["settings"]), Path(options["out"])
     console, launch = report.console(), launch_number(options.get(LAUNCH, ""))
@@ -104,7 +96,7 @@ def is_of_plan(word: str) -> bool:
     return bool(dot) and section in SECTIONS
 
 
-def _words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def option_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Options of the command, and values beside the plan."""
     overrides = [word for word in words if is_of_plan(word)]
     return [word for word in words if word not in overrides], overrides

@@ -147,8 +147,8 @@ class ServingFiles:
         facts, engines = serving_facts()[self.name], self.tree["engines"]
         for path, plan in self.plans.items():
             count = engines.get("prefill_replicas" if path.startswith("prefill/") else "replicas")
-            each = f"{count or 'as many as the GPUs allow'}, of {facts.gpus(plan)} GPUs each"
-            yield f"engines: {each}: {facts.launch.format(file=path)}"
+            engine_text = f"{count or 'as many as the GPUs allow'}, of {facts.gpus(plan)} GPUs each"
+            yield f"engines: {engine_text}: {facts.launch.format(file=path)}"
         software = self.tree["server"].get("name") or self.name
         if software != self.name:
             yield f"the plan is of {software}; to predict this software: python -m dse serve-plan server={self.name}"
@@ -201,9 +201,9 @@ def read_serving(name: str, path: Path, words: Sequence[str], launch: int) -> Se
     unread = [text for part in parts for text in part.unread if not apart or _section(text) not in roles]
     changing = {known.lstrip("-").replace("_", "-") for known in tool.unmodelled}
     unmodelled = [text for text in unread if _section(text).lstrip("-").replace("_", "-") in changing]
-    others = [text for text in unread if text not in unmodelled]
+    meaningless = [text for text in unread if text not in unmodelled]
     unmodelled += [*sites, *(text for part in parts for text in part.unmodelled)]
-    return ServingSettings({**sections, "server": server, "engines": engines}, others, unmodelled)
+    return ServingSettings({**sections, "server": server, "engines": engines}, meaningless, unmodelled)
 
 
 def _section(setting: str) -> str:

@@ -77,17 +77,20 @@ class PartErrors:
 
     def deployment(self, place: int) -> Deployment:
         """The deployment of the design with one of the draws."""
-        base, one = kernels().of(*formats(self.design)), {name: float(row[place]) for name, row in self.factors.items()}
-        experts = one.get("experts", 1.0)
+        base, drawn = (
+            kernels().of(*formats(self.design)),
+            {name: float(row[place]) for name, row in self.factors.items()},
+        )
+        experts = drawn.get("experts", 1.0)
         speeds = EngineKernels(
-            dense=Speeds(few=base.dense.few * one["few"], many=base.dense.many * one["many"]),
+            dense=Speeds(few=base.dense.few * drawn["few"], many=base.dense.many * drawn["many"]),
             experts=Speeds(few=base.experts.few * experts, many=base.experts.many * experts),
             sum_s=base.sum_s,
             peer_s=base.peer_s,
-            **{name: one.get(name, 1.0) for name in ("attention", "sums", "exchanges", "other")},
+            **{name: drawn.get(name, 1.0) for name in ("attention", "sums", "exchanges", "other")},
         )
         plan = self.design.server.scheduler
-        host = {name: getattr(plan, name) * one["host"] for name in ("host_s", "host_sequence_s", "launch_s")}
+        host = {name: getattr(plan, name) * drawn["host"] for name in ("host_s", "host_sequence_s", "launch_s")}
         return deployment_of(with_scheduler(self.design, host), speeds)
 
 
@@ -132,8 +135,8 @@ class Served:
         traffic, rows = self.designs[0].traffic.draw(), []
         errors = [PartErrors(design, draws) for design in self.designs]
         for error in errors:
-            each = [self.values(error.deployment(place), error.design, traffic) for place in range(draws.size)]
-            rows.append(each)
+            deployments = map(error.deployment, range(draws.size))
+            rows.append([self.values(deployment, error.design, traffic) for deployment in deployments])
         return np.array(rows), errors[0].by_kind
 
     def under(self, change: Mapping[str, Any]) -> int:

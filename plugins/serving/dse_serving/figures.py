@@ -63,16 +63,16 @@ def goodput(runs: Mapping[str, ServingRun], name: str, slo: Slo) -> FigureSheet:
     """
     import pandas as pd
 
-    own, other = ("ttft_s", "tpot_s") if name == "ttft_s" else ("tpot_s", "ttft_s")
-    times = np.concatenate([getattr(run, own) for run in runs.values()])
+    swept, fixed = ("ttft_s", "tpot_s") if name == "ttft_s" else ("tpot_s", "ttft_s")
+    times = np.concatenate([getattr(run, swept) for run in runs.values()])
     low, high = np.maximum(np.quantile(times, [0.01, 1.0]), 1e-6)
     limits = np.geomspace(float(low), float(high), _LIMITS)
     rows = [
-        {"split": split, "limit_s": limit, "rate": run.goodput(**{own: limit, other: getattr(slo, other)})}
+        {"split": split, "limit_s": limit, "rate": run.goodput(**{swept: limit, fixed: getattr(slo, fixed)})}
         for split, run in runs.items()
         for limit in limits
     ]
-    table, words = pd.DataFrame(rows), "to the first token" if own == "ttft_s" else "of a later token"
+    table, words = pd.DataFrame(rows), "to the first token" if swept == "ttft_s" else "of a later token"
     half = table[table["limit_s"] <= np.median(limits)]
     best = half.iloc[int(half["rate"].argmax())]
     title = f"{best['split']} serves most within a time {words} of {best['limit_s']:.3g} s"

@@ -126,9 +126,9 @@ class Row:
         gpus, ranks = self.degrees
         if not self.apart:
             return {"gpus": gpus, **_ENGINES}
-        (prompts, others), each = self.engines, self._degrees("prefill_")[0]
-        numbers = {"replicas": others, "prefill_replicas": prompts, "prefill_tp": each // ranks}
-        return {**_ENGINES, "gpus": prompts * each + others * gpus, "apart": True, **numbers}
+        (prompts, generating), size = self.engines, self._degrees("prefill_")[0]
+        numbers = {"replicas": generating, "prefill_replicas": prompts, "prefill_tp": size // ranks}
+        return {**_ENGINES, "gpus": prompts * size + generating * gpus, "apart": True, **numbers}
 
 
 def read_rows(folder: Path) -> list[Row]:

@@ -246,7 +246,7 @@ def transfer_lines(config: Mapping[str, Any], inside: pd.DataFrame) -> Iterator[
     sent = moved.mean()
     size = float(served.traffic.inputs.mean()) * pool.times.token_bytes * pool.gpus
     share = sent / float((served.times(at.FIRST) - served.times(at.ARRIVAL)).mean())
-    way = "layer by layer beside the prompt" if served.deployment.transfer.beside else "after the prompt"
+    way = "layer by layer during the prompt" if served.deployment.transfer.beside else "after the prompt"
     gb_per_s = served.deployment.transfer.bytes_per_s / 1e9
     moves = f"{size / 1e6:,.0f} MB of a prompt at {gb_per_s:,.0f} GB/s an engine, {way}"
     when = f"arrive {cell(sent, 's')} after it, {100 * share:.1f} % of the time to the first token"

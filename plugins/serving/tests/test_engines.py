@@ -155,7 +155,7 @@ def test_more_of_a_machine_never_serves_less() -> None:
     runs = [run(one_pool(step_times(), engines, sequences=16), traffic) for engines in (1, 2, 3, 6)]
     goodput = [served.goodput(0.2, 0.03) * served.deployment.gpus for served in runs]
     assert goodput[0] < 0.5 * goodput[-1] and (np.diff(goodput) >= -0.01 * goodput[-1]).all()
-    rooms = [1.0 + 1e5 * 16 * pages for pages in (20, 40, 60, 100, 200)]
+    rooms = [1.0 + 1e5 * 16 * pages for pages in (20, 60, 200, 400, 800)]
     tight = [run(one_pool(step_times(room=room), sequences=50, kept_free=0.0), traffic) for room in rooms]
     preempted = [int(served.state.requests[:, at.PREEMPTIONS].sum()) for served in tight]
     assert preempted[0] > 100 and preempted[-1] == 0 and (np.diff(preempted) <= 0).all()
