@@ -9,12 +9,13 @@ from dse.plugins import Command
 
 COMMANDS = {
     "settings import": Command(
-        "dse_deploy.command:settings_import",
-        "settings import settings=<file> from=<tool> [out=plan.yaml]",
+        "dse_deploy.serving_import:settings_import",
+        "settings import settings=<file> from=<tool> [serving=true] [out=plan.yaml]",
         "settings of a tool as a plan, which `plan plan=<file>` then judges",
         {
             "settings": "file of the tool, or a folder that `export` wrote",
             "from": "the tool, as in `settings export to=`",
+            "serving": "true for engines that serve: a plan that `serve-plan plan=` judges",
             "launch": "which of several launches of a script, from 1, where they differ",
             "out": "file to write (plan.yaml)",
             "parallel.<knob>": "a value that the settings leave open, such as parallel.tp=8",
@@ -26,7 +27,7 @@ COMMANDS = {
         "settings export plan=<plan.yaml> to=<tool> [out=<folder>] [model=<name> system=<name> parallel.tp=8 ...]",
         "a plan of a step as settings of a framework or library: Megatron-LM, PyTorch, vLLM, NCCL, ...",
         {
-            "plan": "plan.yaml of a run of `plan`; for MSCCL the schedule of a collective (YAML or XML)",
+            "plan": "plan.yaml of `plan` or `serve-plan`; for MSCCL the schedule of a collective (YAML or XML)",
             "to": "megatron, transformer_engine, torch, vllm, sglang, deepep, nccl, rccl or msccl",
             "out": "folder to write to",
             "parallel.<knob>": "a value on top of the plan, such as parallel.tp=8",

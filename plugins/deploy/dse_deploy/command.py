@@ -29,15 +29,15 @@ def settings_import(words: Sequence[str]) -> int:
     """`settings import settings=<file> from=<tool> [out=plan.yaml] [launch=2] [parallel.tp=8 ...]`: read settings."""
     from dse.results import report
 
-    option_words, overrides = _words(words)
-    options = pairs(option_words, {"settings": "", "from": "", "out": "plan.yaml"}, optional=[LAUNCH])
+    chosen, overrides = option_words(words)
+    options = pairs(chosen, {"settings": "", "from": "", "out": "plan.yaml"}, optional=[LAUNCH])
     name, tool = tool_named("from", options["from"])
     path, out = Path(options["settings"]), Path(options["out"])
-    console, launch = report.console(), _number_of(options.get(LAUNCH, ""))
+    console, launch = report.console(), launch_number(options.get(LAUNCH, ""))
     if tool.files[0].format == "msccl" and not launch:
         keep(out, plugins.load("format", "msccl").plan(path))
     else:
-        settings = read(_texts(tool, path, launch), with_words({}, overrides), launch=launch)
+        settings = read(texts_of(tool, path, launch), with_words({}, overrides), launch=launch)
         counting = [*settings.unmodelled, *(unread for unread in settings.unread if _changes(unread, tool))]
         kept = {"unread": [f"{path.name}: {unread}" for unread in counting]} if counting else {}
         text = yaml.safe_dump({"tool": name, **kept, **settings.plan}, sort_keys=False)
@@ -63,7 +63,7 @@ def _of_software(sites: Mapping[str, str]) -> Iterator[str]:
             yield f"{name} runs {', '.join(runs)}, at what it costs (conf/implementation)"
 
 
-def _number_of(text: str) -> int:
+def launch_number(text: str) -> int:
     """The number of a launch, from what is typed; 0 where nothing is. Raises ConfigError."""
     if text and not re.fullmatch(r"[1-9]\d{0,8}", text):
         way = f"{LAUNCH}=2 is the second launch of a script"
@@ -96,7 +96,7 @@ def is_of_plan(word: str) -> bool:
     return bool(dot) and section in SECTIONS
 
 
-def _words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def option_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Options of the command, and values beside the plan."""
     overrides = [word for word in words if is_of_plan(word)]
     return [word for word in words if word not in overrides], overrides
@@ -123,7 +123,7 @@ def tool_named(word: str, name: str) -> tuple[str, Tool]:
     return name, tools()[name]
 
 
-def _texts(tool: Tool, path: Path, launch: int) -> list[tuple[SettingsFile, str]]:
+def texts_of(tool: Tool, path: Path, launch: int) -> list[tuple[SettingsFile, str]]:
     """Texts of the files of a tool in a folder, or that of one file: of the format that its ending is."""
     if path.is_dir():
         paths = [(file, path / _named(tool, path, file)) for file in tool.files]

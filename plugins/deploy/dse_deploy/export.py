@@ -22,6 +22,7 @@ from dse_deploy.planned_step import (
     ToolPlan,
     check_target,
 )
+from dse_deploy.serving_plan import ServingFiles, serving_tree
 from dse_deploy.settings import Tool, Written, tools
 from simulators.steps.sites import SERIAL, SITES
 from studies.plan.judged import site_seconds
@@ -43,10 +44,21 @@ def export(words: Sequence[str]) -> CommandAnswer:
         path = folder / tool.files[0].name
         keep(path, plugins.load("format", "msccl").settings(file))
         return CommandAnswer(folder, (f"written to {path}",))
+    served = serving_tree(file)
+    if served is not None:
+        return _export_serving(ServingFiles.of(name, served, beside, file.name), folder)
     exported = _export_plan(name, file, beside)
     for file_name, part in exported.written.items():
         keep(folder / file_name, part.text)
     return CommandAnswer(folder, (*answer(exported), f"written to {folder}/: {', '.join(exported.written)}"))
+
+
+def _export_serving(files: ServingFiles, folder: Path) -> CommandAnswer:
+    """Write the files of a plan of serving."""
+    for path, part in files.written.items():
+        keep(folder / path, part.text)
+    written = f"written to {folder}/: {', '.join(files.written)}"
+    return CommandAnswer(folder, (_settings_table(files.written), *files.lines(), written))
 
 
 def _export_plan(name: str, file: Path, words: Sequence[str]) -> ToolFiles:
@@ -113,7 +125,7 @@ def _settings_table(written: Mapping[str, Written]) -> Table:
         shown.add_column(name)
     for part in written.values():
         for row in part.rows:
-            value = row.value if isinstance(row.value, str | int | bool) else _compact(row.value.tree)
+            value = row.value if isinstance(row.value, str | int | float) else _compact(row.value.tree)
             paths = " ".join(row.paths) if len(row.paths) < 3 else f"{len(row.paths)} sites"
             shown.add_row(row.name, str(value), paths, row.meaning)
     return shown

@@ -16,7 +16,7 @@ from dse_deploy.launches import LAUNCH, script_values
 from dse_deploy.settings import BY_LAYER, Setting, SettingsFile, tp_of
 from dse_deploy.shell import is_open, read_script
 from dse_deploy.user_buffers import is_of_a_site, read_layers, sites_of
-from studies.plan.plan_file import Plan, check_plan, flattened, put_in
+from studies.plan.plan_file import SECTIONS, Plan, check_plan, flattened, put_in
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def read(files: Sequence[tuple[SettingsFile, str]], plan: Plan, *, launch: int =
     for text in by_layer:
         unread += _read_layers(text, result)
     unread += _read_sites(gathered.of_sites, result, has_layers=bool(by_layer))
-    check_plan(result)
+    check_plan({name: entries for name, entries in result.items() if name in SECTIONS})
     return ReadSettings(result, unread, gathered.unmodelled)
 
 

@@ -856,3 +856,39 @@ def test_plans_given_back_through_every_exporter_are_judged_as_their_sites_are()
     assert errors.worst <= 1e-12
     assert errors.judged + errors.refused == 3 * len(tools())
     assert all(errors.by_tool.get(name, 0) > 0 for name in tools() if name != "msccl")
+
+
+_SERVED: dict[str, Any] = {
+    "parallel": {"tp": 1, "pp": 1, "dp": 4, "ep": 4},
+    "run": {"kv_cache": "fp8"},
+    "server": {"scheduler": {"tokens": 4096, "sequences": 128, "memory": 0.85, "block": 32, "context": 8192}},
+    "engines": {"apart": False, "overlap": "waited"},
+}
+
+
+@pytest.mark.parametrize("tool", ["vllm", "sglang", "tensorrt_llm"])
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_plan_of_serving_comes_back_from_its_settings(tool: str, apart: bool, elsewhere: Path) -> None:
+    changes = {"apart": True, "prefill_tp": 2 if tool != "tensorrt_llm" else 1} if apart else {}
+    engines = {**_SERVED["engines"], **changes}
+    plan = {**_SERVED, "engines": {**engines, "replicas": 2, **({"prefill_replicas": 3} if apart else {})}}
+    (elsewhere / "plan.yaml").write_text(yaml.safe_dump(plan))
+    assert main(["settings", "export", "plan=plan.yaml", f"to={tool}", "out=theirs"]) == 0
+    words = ["settings", "import", "settings=theirs", f"from={tool}", "serving=true", "out=back.yaml"]
+    assert main(words) == 0
+    back = yaml.safe_load((elsewhere / "back.yaml").read_text())
+    assert back == {**_SERVED, "tool": tool, "server": {"name": tool, **_SERVED["server"]}, "engines": engines}
+
+
+def test_a_plan_of_serving_is_refused_where_it_says_nothing(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (elsewhere / "plan.yaml").write_text(yaml.safe_dump({**_SERVED, "optimiser": {}}))
+    (elsewhere / "empty.sh").write_text("echo nothing\n")
+    assert main(["settings", "export", "plan=plan.yaml", "to=vllm"]) == 2
+    assert "plan.optimiser" in capsys.readouterr().err
+    (elsewhere / "plan.yaml").write_text(yaml.safe_dump(_SERVED))
+    assert main(["settings", "export", "plan=plan.yaml", "to=megatron"]) == 2
+    assert "is no serving software" in capsys.readouterr().err
+    assert main(["settings", "import", "settings=empty.sh", "from=vllm", "serving=true"]) == 2
+    assert main(["settings", "import", "settings=empty.sh", "from=vllm", "serving=maybe"]) == 2

@@ -28,6 +28,7 @@ COMMANDS = {
             "slo.ttft_s": "most time to the first token, at slo.percentile",
             "slo.tpot_s": "most time of a later token, at slo.percentile",
             "traffic.<key>": "arrivals, rate_per_s, concurrency, input.tokens, output.tokens, trace, ...",
+            "plan": "a deployment to judge as it is: plan.yaml of a run, or of settings import serving=true",
             "server": "vllm, sglang or tensorrt_llm",
         },
         (

@@ -1,20 +1,27 @@
 """Columns of the arrays that the compiled loop works on, and the roles of engines."""
 
 INPUT, OUTPUT, PREFIX, TARGET, CACHED, GENERATED, BLOCKS, ENGINE, PREEMPTIONS, CHUNK, ROUNDS, NEXT = range(12)
+CONTENT, BLOCKED, REFS, HIT = range(12, 16)
 """Integers of a request. TARGET: tokens whose keys and values precede the next token that is generated; CACHED: those
-that are there. CHUNK: tokens of the prompt in the step that runs, 0 for generating, -1 for no part. ROUNDS: steps that
-generated. NEXT: the request behind it in a queue.
+that are there. BLOCKS: pages of its own. CHUNK: tokens of the prompt in the step that runs, 0 for generating, -1 for no
+part. ROUNDS: steps that generated. NEXT: the request behind it in a queue. CONTENT: where its blocks begin among those
+of all prompts, BLOCKED of them; REFS: how many it refers to (`dse_serving.pages`); HIT: tokens that were there when it
+first entered.
 """
-OF_REQUEST = 12
-ARRIVAL, READY, ADMITTED, FIRST, FINISH, MOVED = range(6)
-"""Times of a request [s]. READY: it is given to an engine; MOVED: its keys and values reach the one that generates."""
-MOMENTS = 6
+OF_REQUEST = 16
+ARRIVAL, READY, ADMITTED, FIRST, FINISH, MOVED, SENT = range(7)
+"""Times of a request [s]. READY: it is given to an engine; SENT: its prompt is whole; MOVED: its keys and values reach
+the engine that generates.
+"""
+MOMENTS = 7
 TOKENS, SEQUENCES, BLOCK, TOTAL, PREFILL_FIRST, CHUNKED, RESERVED, KEPT_FREE, ROLE, DRAFTS, RANKS, ROUTING, STAGES = (
     range(13)
 )
+UNIT = 13
 """Integers of a pool of engines. RESERVED: thousandths of the output whose blocks are taken at admission. RANKS: GPUs
 or groups of them that share sequences (data-parallel attention). ROUTING: how requests are given to engines. STAGES:
-of a pipeline, which has as many batches under way, each with sequences and pages of its own.
+of a pipeline, which has as many batches under way, each with sequences and pages of its own. UNIT: tokens of a block of
+a prompt.
 """
 (
     HOST,
@@ -41,10 +48,17 @@ kernel attends for prompts and for sequences that generate; PROMPTS_DRAW, GENERA
 rate and of the CUs.
 """
 FREE, HEAD, TAIL, WAITING, RUNNING, STEPS, SENDING, LAST_SENDING, LEAST_FREE, OUTSTANDING = range(10)
-"""Integers of an engine: free blocks, its queue, sequences it has, steps so far, transfers under way, requests and
-tokens that it was given and has not finished.
+IDLE, OLDEST, NEWEST = range(10, 13)
+"""Integers of an engine: free pages, its queue, sequences it has, steps so far, transfers under way, requests and
+tokens that it was given and has not finished. IDLE: free pages with blocks of prompts that nobody uses, from the OLDEST
+to the NEWEST one.
 """
-OF_ENGINE = 10
+OF_ENGINE = 13
+USERS, OLDER, NEWER = range(3)
+"""Integers of a block of prompts on an engine: requests that refer to it, -1 where the engine does not have it; its
+neighbours among those without users.
+"""
+OF_BLOCK = 3
 BOTH, PREFILL, DECODE = range(3)
 """Roles."""
 ROUND_ROBIN, FEWEST_REQUESTS = range(2)

@@ -2,8 +2,9 @@
 
 Time goes from instant to instant. At each, what ends there is ended on every engine (steps, then transfers of keys and
 values), then requests that arrive are given to engines in the order of their numbers, then idle engines begin a step.
-Columns of the arrays have names in `dse_serving.columns`. Row 0 of limits, rates and step times is of the first
-`split` engines, row 1 of the others. An engine with a pipeline is as many as it has stages, one for each batch.
+Pages are those of `dse_serving.pages`. Columns of the arrays have names in `dse_serving.columns`. Row 0 of limits,
+rates and step times is of the first `split` engines, row 1 of the others. An engine with a pipeline is as many as it
+has stages, one for each batch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import math
 from typing import Any, NamedTuple
 
 import dse_serving.columns as at
-from simulators.compiled import flat, inline_never
+from dse_serving import pages
+from simulators.compiled import flat_over, inline_never
 
 NOBODY = -1
 
@@ -20,7 +22,8 @@ NOBODY = -1
 class State(NamedTuple):
     """Arrays of a deployment; columns as `dse_serving.columns` has them.
 
-    requests, moments [n, ...], engine [E, ...], running [E, sequences]; of pools: limits, rates [2, ...], linear [2, 2,
+    requests, moments [n, ...], engine [E, ...], running [E, sequences]; contents [...]: blocks of all prompts, kept [E,
+    blocks, ...]: those that each engine has; of pools: limits, rates [2, ...], linear [2, 2,
     tokens] (steps with prompts; without), head [2, sequences], decode [2, 2, sequences, contexts], prompt [2, lengths]:
     `dse_serving.step_times`; ends, sending [E]: of the step and of the last transfer [s]; lanes [E, 2]: of a pipeline,
     kept by its first batch: when its first stage is free, and its last one [s]; turns [E]; sums [E, 2]: time of steps
@@ -31,6 +34,8 @@ class State(NamedTuple):
     moments: Any
     engine: Any
     running: Any
+    contents: Any
+    kept: Any
     limits: Any
     rates: Any
     linear: Any
@@ -109,18 +114,11 @@ def pop(state: State, e: int) -> int:
 
 
 @inline_never
-def release(state: State, e: int, request: int) -> None:
-    """Free the blocks of a request."""
-    state.engine[e, at.FREE] += state.requests[request, at.BLOCKS]
-    state.requests[request, at.BLOCKS] = 0
-
-
-@inline_never
-def preempt(state: State, e: int) -> int:
+def preempt(state: State, e: int, pool: int) -> int:
     """Put the sequence that was admitted last back to the front of the queue, to be computed again; return it."""
     state.engine[e, at.RUNNING] -= 1
     request = state.running[e, state.engine[e, at.RUNNING]]
-    release(state, e, request)
+    pages.release(state, e, pool, request)
     state.requests[request, at.CACHED] = 0
     state.requests[request, at.TARGET] = state.requests[request, at.INPUT] + state.requests[request, at.GENERATED]
     state.requests[request, at.CHUNK] = NOBODY
@@ -134,22 +132,8 @@ def preempt(state: State, e: int) -> int:
 
 
 @inline_never
-def grow(state: State, e: int, pool: int, request: int, tokens: int) -> bool:
-    """Take the blocks that a sequence needs for so many tokens; False where they are not free."""
-    block = state.limits[pool, at.BLOCK]
-    more = (tokens + block - 1) // block - state.requests[request, at.BLOCKS]
-    if more > state.engine[e, at.FREE]:
-        return False
-    if more > 0:
-        state.requests[request, at.BLOCKS] += more
-        state.engine[e, at.FREE] -= more
-    state.engine[e, at.LEAST_FREE] = min(state.engine[e, at.LEAST_FREE], state.engine[e, at.FREE])
-    return True
-
-
-@inline_never
 def generate(state: State, e: int, pool: int) -> int:
-    """Give each sequence that generates a place in the step; preempt the last ones where blocks are short.
+    """Give each sequence that generates a place in the step; preempt the last ones where pages are short.
 
     Returns how many generate, or -1 - that where sequences were preempted.
     """
@@ -160,8 +144,8 @@ def generate(state: State, e: int, pool: int) -> int:
         if state.requests[request, at.CACHED] < state.requests[request, at.TARGET]:
             continue
         stays = True
-        while stays and not grow(state, e, pool, request, tokens_written(state, pool, request)):
-            stays = preempt(state, e) != request
+        while stays and not pages.grow(state, e, pool, request, tokens_written(state, pool, request)):
+            stays = preempt(state, e, pool) != request
             preempted = True
         if stays:
             state.requests[request, at.CHUNK] = 0
@@ -178,38 +162,49 @@ def tokens_written(state: State, pool: int, request: int) -> int:
 
 @inline_never
 def tokens_at_entry(state: State, pool: int, request: int) -> int:
-    """Tokens that a request takes blocks for when it enters."""
+    """Tokens that a request takes pages for when it enters."""
     left = state.requests[request, at.OUTPUT] - state.requests[request, at.GENERATED]
     tokens = state.requests[request, at.TARGET] + (state.limits[pool, at.RESERVED] * left + 999) // 1000
     return int(max(tokens, tokens_written(state, pool, request)))
 
 
 @inline_never
+def tokens_there(state: State, pool: int, request: int, found: int) -> int:
+    """Tokens of a request that enters that need not be computed: that are there, or found in so many blocks."""
+    known = max(state.requests[request, at.PREFIX], found * state.limits[pool, at.UNIT])
+    return int(max(state.requests[request, at.CACHED], known))
+
+
+@inline_never
 def admits(state: State, e: int, pool: int, budget: int) -> bool:
-    """Tell whether the first request of the queue may enter: a sequence, tokens and blocks are left for it."""
+    """Tell whether the first request of the queue may enter: a sequence, tokens and pages are left for it."""
     if state.engine[e, at.WAITING] == 0 or state.engine[e, at.RUNNING] >= state.limits[pool, at.SEQUENCES]:
         return False
     request = state.engine[e, at.HEAD]
-    need = state.requests[request, at.TARGET] - max(
-        state.requests[request, at.CACHED], state.requests[request, at.PREFIX]
-    )
+    found = pages.blocks_found(state, e, pool, request)
+    need = state.requests[request, at.TARGET] - tokens_there(state, pool, request, found)
     if need > 0 and (budget <= 0 or (need > budget and state.limits[pool, at.CHUNKED] == 0)):
         return False
-    blocks = (tokens_at_entry(state, pool, request) + state.limits[pool, at.BLOCK] - 1) // state.limits[pool, at.BLOCK]
+    own = tokens_at_entry(state, pool, request) - found * state.limits[pool, at.UNIT]
+    taken = pages.pages_of(state, pool, own) + pages.pages_of_idle(state, e, pool, request, found)
     spare = 0 if state.engine[e, at.RUNNING] == 0 else state.limits[pool, at.KEPT_FREE]
-    return bool(blocks + spare <= state.engine[e, at.FREE])
+    return bool(taken + spare <= state.engine[e, at.FREE])
 
 
 @inline_never
 def admit(state: State, e: int, pool: int, now: float) -> int:
-    """Let the first request of the queue in, with blocks for its prompt and what is reserved; return it."""
+    """Let the first request of the queue in, with pages for its prompt and what is reserved; return it."""
     request = pop(state, e)
-    grow(state, e, pool, request, tokens_at_entry(state, pool, request))
-    state.requests[request, at.CACHED] = max(state.requests[request, at.CACHED], state.requests[request, at.PREFIX])
+    found = pages.blocks_found(state, e, pool, request)
+    there = tokens_there(state, pool, request, found)
+    pages.refer(state, e, pool, request, found)
+    pages.grow(state, e, pool, request, tokens_at_entry(state, pool, request))
     state.running[e, state.engine[e, at.RUNNING]] = request
     state.engine[e, at.RUNNING] += 1
     if state.moments[request, at.ADMITTED] < 0.0:
         state.moments[request, at.ADMITTED] = now
+        state.requests[request, at.HIT] = there
+    state.requests[request, at.CACHED] = there
     if state.limits[pool, at.ROLE] == at.DECODE and state.moments[request, at.FIRST] < 0.0:
         state.moments[request, at.FIRST] = now
     return int(request)
@@ -217,7 +212,7 @@ def admit(state: State, e: int, pool: int, now: float) -> int:
 
 @inline_never
 def prefill(state: State, e: int, pool: int, now: float, budget: int) -> int:
-    """Give prompts their chunks: sequences that have begun, then those that enter (none where blocks are short).
+    """Give prompts their chunks: sequences that have begun, then those that enter (none where pages are short).
 
     Returns the sequences that got one, or whose keys and values had come.
     """
@@ -253,7 +248,7 @@ def begin(state: State, e: int, pool: int, now: float) -> int:
     count = generate(state, e, pool)
     several = count if count >= 0 else -1 - count
     budget = max(0, state.limits[pool, at.TOKENS] - several * (1 + state.limits[pool, at.DRAFTS]))
-    if count < 0:  # blocks are short: nobody enters
+    if count < 0:  # pages are short: nobody enters
         budget = -1 - budget
     return int(several + prefill(state, e, pool, now, budget))
 
@@ -331,11 +326,13 @@ def end(state: State, e: int, pool: int, seed: int, now: float) -> tuple[int, in
         request = state.running[e, place]
         tokens = advance(state, pool, seed, request, now)
         generated += tokens
+        if tokens > 0 and state.requests[request, at.CHUNK] > 0:
+            pages.keep(state, e, pool, request)
         if state.requests[request, at.GENERATED] >= state.requests[request, at.OUTPUT]:
             state.moments[request, at.FINISH] = now
             if state.moments[request, at.FIRST] < 0.0:
                 state.moments[request, at.FIRST] = now
-            release(state, e, request)
+            pages.release(state, e, pool, request)
             state.engine[e, at.OUTSTANDING] -= 1
             finished += 1
         elif tokens > 0 and state.limits[pool, at.ROLE] == at.PREFILL:
@@ -354,7 +351,7 @@ def send(state: State, e: int, pool: int, request: int, now: float) -> None:
     moved = state.rates[pool, at.MOVED_TOKEN] * share * state.requests[request, at.CACHED]
     moved += state.rates[pool, at.MOVED_LATENCY]
     state.sending[e] = now + (max(0.0, state.sending[e] - now) + moved)
-    state.moments[request, at.MOVED] = state.sending[e]
+    state.moments[request, at.SENT], state.moments[request, at.MOVED] = now, state.sending[e]
     state.requests[request, at.NEXT] = NOBODY
     if state.engine[e, at.SENDING] == NOBODY:
         state.engine[e, at.SENDING] = request
@@ -386,7 +383,7 @@ def receive(state: State, split: int, engines: int, now: float) -> None:
         while state.engine[e, at.SENDING] != NOBODY and state.moments[state.engine[e, at.SENDING], at.MOVED] <= now:
             request = state.engine[e, at.SENDING]
             state.engine[e, at.SENDING] = state.requests[request, at.NEXT]
-            release(state, e, request)
+            pages.release(state, e, 0, request)
             state.engine[e, at.OUTSTANDING] -= 1
             give(state, split, engines, request)
 
@@ -469,7 +466,7 @@ def begin_steps(state: State, split: int, now: float, steps: int) -> int:
     return steps
 
 
-@flat
+@flat_over(pages)
 def serve(state: State, arrivals: int, split: int, seed: int) -> int:
     """Serve all requests; the first `arrivals` come by their times, each other one when one before it is finished.
 

@@ -136,7 +136,7 @@ class Deployment:
             *(plan.tokens * (pool.ranks if first else 1), sequences, plan.block, blocks, int(first)),
             *(int(plan.chunked), round(1000 * plan.reserved) if role != at.PREFILL else 0),
             *(int(plan.kept_free * blocks), role, drafts, pool.ranks, int(self.routing == "fewest_requests")),
-            pool.stages,
+            *(pool.stages, 0),
         ]
 
     def rates(self) -> Floats:
@@ -156,18 +156,21 @@ class Deployment:
 
     def state(self, traffic: Traffic, logged: int = 0) -> State:
         """Arrays of a run before it begins. Raises ConfigError for requests that no engine can serve."""
-        limits, engines = self.limits(), sum(pool.batches for pool in self.pools)
+        limits, engines, blocks = self.limits(), sum(pool.batches for pool in self.pools), traffic.blocks
         self.check(traffic)
+        limits[:, at.UNIT] = blocks.tokens
         requests = np.zeros((traffic.size, at.OF_REQUEST), np.int64)
         requests[:, at.INPUT], requests[:, at.OUTPUT] = traffic.inputs, traffic.outputs
         requests[:, at.PREFIX] = np.minimum(traffic.prefixes, traffic.inputs - 1)
         requests[:, at.TARGET], requests[:, at.ENGINE], requests[:, at.NEXT] = traffic.inputs, NOBODY, NOBODY
+        if len(blocks.counts):
+            requests[:, at.BLOCKED], requests[1:, at.CONTENT] = blocks.counts, np.cumsum(blocks.counts)[:-1]
         moments = np.full((traffic.size, at.MOMENTS), -1.0)
         moments[:, at.ARRIVAL] = traffic.arrivals
         pools = np.repeat(np.arange(len(self.pools)), [pool.batches for pool in self.pools])
         engine = np.zeros((engines, at.OF_ENGINE), np.int64)
         engine[:, at.FREE] = engine[:, at.LEAST_FREE] = limits[pools, at.TOTAL]
-        engine[:, at.SENDING] = NOBODY
+        engine[:, [at.SENDING, at.OLDEST, at.NEWEST]] = NOBODY
         running = np.zeros((engines, int(limits[:, at.SEQUENCES].max())), np.int64)
         linear, head, decode, prompt = (self._stack(name) for name in ("linear", "head", "decode", "prompt"))
         ends, sending, lanes = np.full(engines, np.inf), np.zeros(engines), np.zeros((engines, 2))
@@ -178,6 +181,8 @@ class Deployment:
             moments,
             engine,
             running,
+            blocks.numbers,
+            np.full((engines, 1 + int(blocks.numbers.max(initial=0)), at.OF_BLOCK), NOBODY),
             limits,
             self.rates(),
             linear,
@@ -205,7 +210,7 @@ class Deployment:
         """Raise ConfigError for requests that an engine cannot hold, each rule once."""
         check = Problems()
         largest = int((traffic.inputs + traffic.outputs).max())
-        for pool in self.pools:
+        for pool, role in zip(self.pools, self._roles(), strict=True):
             plan, room = pool.scheduler, pool.blocks * pool.scheduler.block
             if pool.blocks == 0:
                 needed, room_gb = pool.times.weight_bytes / 1e9, plan.memory * pool.times.room_bytes / 1e9
@@ -215,9 +220,14 @@ class Deployment:
             elif largest > room:
                 rule = f"is more than the keys and values that an engine holds ({room:,} tokens)"
                 check.add("traffic", f"has a request of {largest:,} tokens, which {rule}", way_out="use more GPUs")
-            if not plan.chunked and int(traffic.inputs.max()) > plan.tokens:
-                rule = f"is less than the longest prompt ({int(traffic.inputs.max()):,}), which is not cut"
+            never_again = plan.reserved == 1 or role == at.PREFILL  # what is preempted is a prompt with its output
+            uncut = int((traffic.inputs if never_again else traffic.inputs + traffic.outputs - 1).max())
+            if not plan.chunked and uncut > plan.tokens:
+                rule = f"is less than the longest prompt or preempted sequence ({uncut:,}), which is not cut"
                 check.add(
                     "server.scheduler.tokens", rule, value=plan.tokens, way_out="raise it, or scheduler.chunked=true"
                 )
+            if traffic.blocks.tokens % plan.block:
+                rule = f"does not divide blocks of prompts of {traffic.blocks.tokens} tokens"
+                check.add("server.scheduler.block", rule, value=plan.block, way_out="set 1, 16, 32 or 64")
         check.done()

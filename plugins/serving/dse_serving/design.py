@@ -40,7 +40,10 @@ class Server(SourcedValue):
 
 
 class ServingKernels(SourcedValue):
-    """Speeds of products by format, those of experts apart, and latencies of all-reduces in one kernel."""
+    """Speeds of products by format, those of experts apart, and latencies of all-reduces in one kernel.
+
+    split_ctas: CTAs of the sums of one half of the tokens beside the other half.
+    """
 
     name: str
     description: str = ""
@@ -48,6 +51,7 @@ class ServingKernels(SourcedValue):
     experts: Mapping[str, Speeds]
     sum_s: Seconds
     peer_s: Seconds
+    split_ctas: Count
 
     def of(self, dense: str, experts: str) -> EngineKernels:
         """Kernels with these formats; with the closest one where a format was not measured."""
@@ -181,12 +185,12 @@ def _overlap_rules(design: Serving) -> Iterator[Problem]:
             yield Problem(other, rule, way_out=way)
 
 
-def deployment_of(design: Serving, software: ServingKernels | None = None) -> Deployment:
-    """The deployment of a design: its pools with the times of their steps. software: None for the kernels of `conf`.
+def deployment_of(design: Serving, speeds: EngineKernels | None = None) -> Deployment:
+    """The deployment of a design: its pools with the times of their steps. speeds: None for the kernels of `conf`.
 
     Raises ConfigError for experts that do not fit on GPUs of their own.
     """
-    engines, speeds = design.engines, (software or kernels()).of(*formats(design))
+    engines, speeds = design.engines, speeds or kernels().of(*formats(design))
     pools = [_pool(design, design.replicas, speeds)]
     if engines.apart:
         changes = {
@@ -200,7 +204,9 @@ def deployment_of(design: Serving, software: ServingKernels | None = None) -> De
 
 
 def _with_tp(parallel: Parallel, tp: int) -> Parallel:
-    return parallel.model_copy(update={"tp": tp})
+    """Degrees with another tp; experts that all GPUs of an engine share stay so."""
+    spread = {"ep": tp * int(parallel.dp)} if int(parallel.ep) > 1 else {}
+    return parallel.model_copy(update={"tp": tp, **spread})
 
 
 def _pool(design: Serving, count: int, speeds: EngineKernels) -> Pool:
@@ -245,7 +251,7 @@ def _table(step: StepDesign, plan: Scheduler, name: Overlap, waited: PartTimes) 
     if name == "waited":
         return waited.step_model(1)
     batches = OVERLAPS[name][1]
-    return PartTimes(_parts(knobs_of(step, name), plan), waited.kernels).step_model(batches)
+    return PartTimes(_parts(knobs_of(step, name, kernels().split_ctas), plan), waited.kernels).step_model(batches)
 
 
 def _times_apart(design: Serving, step: StepDesign, attending: PartTimes) -> StepTimes:

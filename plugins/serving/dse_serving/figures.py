@@ -9,7 +9,12 @@ import numpy as np
 from dse.plots import Axis, FigureSheet, Frame, fronts, tables, timelines
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import pandas as pd
+
+    from dse_serving.design import Slo
+    from dse_serving.results import ServingRun
 
 _LIMITS = 12  # limits of a heat map
 _BINS = 16  # of time
@@ -50,6 +55,29 @@ def within_limits(points: pd.DataFrame) -> FigureSheet:
     return tables.heat(
         table, value, x=x, y="split", frame=Frame(title, "in the cells: tokens/s a GPU; empty: none within")
     )
+
+
+def goodput(runs: Mapping[str, ServingRun], name: str, slo: Slo) -> FigureSheet:
+    """Requests a second and GPU within limits, over one limit of every request. name: `ttft_s` or `tpot_s`; the other
+    limit is that of slo.
+    """
+    import pandas as pd
+
+    swept, fixed = ("ttft_s", "tpot_s") if name == "ttft_s" else ("tpot_s", "ttft_s")
+    times = np.concatenate([getattr(run, swept) for run in runs.values()])
+    low, high = np.maximum(np.quantile(times, [0.01, 1.0]), 1e-6)
+    limits = np.geomspace(float(low), float(high), _LIMITS)
+    rows = [
+        {"split": split, "limit_s": limit, "rate": run.goodput(**{swept: limit, fixed: getattr(slo, fixed)})}
+        for split, run in runs.items()
+        for limit in limits
+    ]
+    table, words = pd.DataFrame(rows), "to the first token" if swept == "ttft_s" else "of a later token"
+    half = table[table["limit_s"] <= np.median(limits)]
+    best = half.iloc[int(half["rate"].argmax())]
+    title = f"{best['split']} serves most within a time {words} of {best['limit_s']:.3g} s"
+    axes = Axis("limit_s", f"limit of the time {words}", "s"), Axis("rate", "goodput a GPU", "1/s")
+    return tables.curves(table, axes[0], y=axes[1], by="split", frame=Frame(title, "a limit holds for each request"))
 
 
 def engine_steps(log: Any, name: str) -> FigureSheet:

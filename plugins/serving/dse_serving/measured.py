@@ -2,7 +2,7 @@
 
 A row is a closed loop on engines of one kind: mean time to the first token, and of each later one, over all requests.
 The number of GPUs of a row with expert parallelism is that of its experts: some sources multiply degrees of attention
-and experts. Disaggregated rows do not say how many engines they had: one of each is taken.
+and experts. Of disaggregated rows that do not say how many engines they had, one of each is taken.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dse.config.yaml_checks import load_yaml
 from dse.errors import ConfigError
 from dse.files import read_csv
 from dse_serving.backend import ServingBackend
-from dse_serving.design import DATA, Serving, ServingKernels, deployment_of
+from dse_serving.design import DATA, Serving, ServingKernels, deployment_of, formats
 from dse_serving.run import run
 from simulators.hardware.machine import tree_of
 from simulators.workloads.model_zoo import model_tree, option_tree
@@ -84,7 +84,20 @@ class Row:
     def concurrency(self) -> int:
         """Requests under way."""
         match = re.search(r"silicon_concurrency=(\d+)", self.cells["silicon_data_source"])
+        if self.apart and not match:
+            return round(float(self.cells["decode_batch_size"])) * self.engines[1]
         return int(match[1]) if match else round(float(self.cells["batch_size"]))
+
+    @property
+    def engines(self) -> tuple[int, int]:
+        """Engines of prompts, and engines that generate, of a disaggregated row; 1 where it does not say."""
+        numbers = [self.cells.get(f"{role}_num_workers") for role in ("prefill", "decode")]
+        return round(float(numbers[0] or 1)), round(float(numbers[1] or 1))
+
+    @property
+    def names_engines(self) -> bool:
+        """Tell whether it says how many engines it had."""
+        return all(self.cells.get(f"{role}_num_workers") for role in ("prefill", "decode"))
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -94,7 +107,9 @@ class Row:
     @cached_property
     def degrees(self) -> tuple[int, int]:
         """GPUs of an engine, and those over which sequences are shared."""
-        before = "decode_" if self.apart else ""
+        return self._degrees("decode_" if self.apart else "")
+
+    def _degrees(self, before: str) -> tuple[int, int]:
         tp, experts, ranks = (
             round(float(self.cells[f"{before}{name}_size"] or 0)) for name in ("tp", "moe_ep", "attention_dp")
         )
@@ -105,6 +120,15 @@ class Row:
         """Tokens that a GPU generates in a closed loop with these times."""
         output = self.lengths[1]
         return self.concurrency * output / (ttft_s + (output - 1) * tpot_s) / self.degrees[0]
+
+    def pools(self) -> dict[str, Any]:
+        """Engines of its deployment, and all their GPUs."""
+        gpus, ranks = self.degrees
+        if not self.apart:
+            return {"gpus": gpus, **_ENGINES}
+        (prompts, generating), size = self.engines, self._degrees("prefill_")[0]
+        numbers = {"replicas": generating, "prefill_replicas": prompts, "prefill_tp": size // ranks}
+        return {**_ENGINES, "gpus": prompts * size + generating * gpus, "apart": True, **numbers}
 
 
 def read_rows(folder: Path) -> list[Row]:
@@ -174,7 +198,6 @@ def design_tree(row: Row) -> dict[str, Any]:
     kind = {"kind": "uniform", "low": names["low"]} if row.is_dated else {"kind": "fixed"}
     lengths = {name: {**kind, "tokens": tokens} for name, tokens in zip(("input", "output"), row.lengths, strict=True)}
     requests = row.concurrency * names["rounds"]
-    engines = {"gpus": 2 * gpus, "apart": True, **_ENGINES} if row.apart else {"gpus": gpus, **_ENGINES}
     return {
         "system": tree_of(system_name(cells["system"])),
         "model": model,
@@ -182,7 +205,7 @@ def design_tree(row: Row) -> dict[str, Any]:
         "run": {"precision": "bf16", **formats},
         "parallel": {**_PARALLEL, "tp": gpus // ranks, "dp": ranks, "ep": ranks},
         "server": server,
-        "engines": engines,
+        "engines": row.pools(),
         "traffic": {"concurrency": row.concurrency, "requests": requests, "warm_up": 0, **lengths},
         "slo": {},
     }
@@ -231,7 +254,8 @@ class Predictor:
             design = self.design(row)
             scheduler = design.server.scheduler.model_copy(update=dict(changes or {}))
             server = design.server.model_copy(update={"scheduler": scheduler})
-            deployment = deployment_of(design.model_copy(update={"server": server}), software)
+            speeds = None if software is None else software.of(*formats(design))
+            deployment = deployment_of(design.model_copy(update={"server": server}), speeds)
             served = run(deployment, design.traffic.draw())
         except (ConfigError, KeyError) as error:
             self.refused[row.name] = str(error)

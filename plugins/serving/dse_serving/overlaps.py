@@ -39,7 +39,7 @@ Overlap = Literal["waited", "in_switch", "halves", "nano", "shared_expert", "two
 OVERLAPS: Mapping[Overlap, tuple[Mapping[str, Any], int]] = {
     "waited": ({}, 1),
     "in_switch": ({"collectives": "in_switch"}, 1),
-    "halves": ({"collectives": "in_switch", "split_ctas": 8}, 1),  # CTAs of the sums: assumed
+    "halves": ({"collectives": "in_switch"}, 1),
     "nano": ({}, 1),
     "shared_expert": ({"exchanges": "shared_expert"}, 1),
     "two_micro_batches": ({"exchanges": "two_micro_batches"}, 2),
@@ -65,9 +65,10 @@ def lacks(design: StepDesign, name: Overlap) -> str | None:
     return None
 
 
-def knobs_of(design: StepDesign, name: Overlap) -> StepDesign:
-    """The design with the knobs of an overlap."""
+def knobs_of(design: StepDesign, name: Overlap, split_ctas: int) -> StepDesign:
+    """The design with the knobs of an overlap. split_ctas: of the sums of one half beside the other one."""
     changes, micro_batches = OVERLAPS[name]
+    changes = {**changes, "split_ctas": split_ctas} if name == "halves" else changes
     run = design.run.model_copy(update={"micro_batches": micro_batches})
     return design.model_copy(update={"run": run, "parallel": design.parallel.model_copy(update=dict(changes))})
 
@@ -94,7 +95,7 @@ class PartTimes:
 
     def core(self, sequences: ArrayLike, of: str = "core") -> Floats:
         """Attention of so many sequences [..., octaves]; of: or `core_moved`, at the HBM's rate."""
-        columns = getattr(self.parts, of).T
+        columns = self.kernels.attention * getattr(self.parts, of).T
         return np.stack([np.interp(np.asarray(sequences, float), self.parts.rows, c) for c in columns], axis=-1)
 
     @property
@@ -154,12 +155,13 @@ def times_of(tables: Mapping[str, Table], waited: PartTimes, graphs: Sequence[in
     linear = between(counts, parts.tokens, waited.at(1, parts.tokens)[:4].sum(axis=0))
     decode, less = (
         np.stack([between(numbers, parts.rows, column) for column in columns.T], axis=1)
-        for columns in (parts.core, hidden)
+        for columns in (waited.core(parts.rows), hidden)
     )
     choice = OverlapChoice(names, parts.tokens, parts.rows, prompts.argmin(axis=0), plain.argmin(axis=0))
     return replace(
         parts.times,
         linear=np.stack([between(counts, parts.tokens, prompts.min(axis=0)), linear[pad(counts, graphs)]]),
         decode=np.stack([decode, decode - less]),
+        prompt=waited.kernels.attention * parts.times.prompt,
         overlap=choice,
     )

@@ -7,7 +7,8 @@ of their numbers, then idle engines begin their next step (`Phase`).
 
 from __future__ import annotations
 
-from collections import deque
+import itertools
+from collections import OrderedDict, deque
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -48,7 +49,10 @@ class Signal(simpy.Event):
 
 @dataclass
 class Request:
-    """A request and how far it is. cached: tokens whose keys and values are there; target: that precede the next."""
+    """A request and how far it is. cached: tokens whose keys and values are there; target: that precede the next.
+
+    contents: blocks of its prompt, of which it refers to the first `refs`; blocks: pages of its own.
+    """
 
     number: int
     input: int
@@ -61,6 +65,8 @@ class Request:
     rounds: int = 0
     preemptions: int = 0
     target: int = 0
+    contents: tuple[int, ...] = ()
+    refs: int = 0
 
     @property
     def generates(self) -> bool:
@@ -115,9 +121,89 @@ class Rules:
         reserved = request.target + -(-int(self.limits[at.RESERVED]) * left // 1000)
         return max(reserved, self.tokens_written(request))
 
+    def tokens_there(self, request: Request, found: int) -> int:
+        """Tokens of a request that enters that need not be computed: that are there, or found in so many blocks."""
+        return max(request.cached, request.prefix, found * self.unit)
+
+    @property
+    def unit(self) -> int:
+        """Tokens of a block of a prompt."""
+        return int(self.limits[at.UNIT])
+
 
 def _span(end: float, start: float) -> float:
     return end - start
+
+
+@dataclass
+class Pages:
+    """Pages of keys and values of an engine. free: those that no request uses; users: requests that refer to each block
+    of a prompt that is there; idle: blocks without any, in free pages, from the one used longest ago.
+    """
+
+    rules: Rules
+    free: int
+    users: dict[int, int] = field(default_factory=dict)
+    idle: OrderedDict[int, None] = field(default_factory=OrderedDict)
+
+    @property
+    def of_block(self) -> int:
+        """Pages of a block."""
+        return self.rules.blocks(self.rules.unit)
+
+    def found(self, request: Request) -> tuple[int, ...]:
+        """Blocks at the start of a prompt that are there; a token is left to compute."""
+        if not request.contents or self.rules.limits[at.ROLE] == at.DECODE:
+            return ()
+        possible = request.contents[: (request.input - 1) // self.rules.unit]
+        return tuple(itertools.takewhile(self.users.__contains__, possible))
+
+    def need(self, request: Request, found: tuple[int, ...], tokens: int) -> int:
+        """Free pages that a request takes when it enters with these blocks."""
+        idle = sum(block in self.idle for block in found)
+        return self.rules.blocks(max(0, tokens - len(found) * self.rules.unit)) + idle * self.of_block
+
+    def use(self, block: int) -> None:
+        """Count one more user of a block that is there."""
+        if block in self.idle:
+            del self.idle[block]
+            self.free -= self.of_block
+        self.users[block] += 1
+
+    def grow(self, request: Request, tokens: int) -> bool:
+        """Take pages for so many tokens, of the idle blocks used longest ago last; False where they are not free."""
+        more = self.rules.blocks(max(0, tokens - request.refs * self.rules.unit)) - request.blocks
+        if more > self.free:
+            return False
+        request.blocks += max(more, 0)
+        self.free -= max(more, 0)
+        while len(self.idle) * self.of_block > self.free:
+            del self.users[self.idle.popitem(last=False)[0]]
+        return True
+
+    def keep(self, request: Request) -> None:
+        """Leave the blocks of a prompt that is whole to others, and join those that are there already."""
+        if self.rules.limits[at.ROLE] == at.DECODE:
+            return
+        for block in request.contents[request.refs :]:
+            if block in self.users:
+                self.use(block)
+                self.free += self.of_block
+            else:
+                self.users[block] = 1
+            request.blocks -= self.of_block
+        request.refs = len(request.contents)
+
+    def release(self, request: Request) -> None:
+        """Free the pages of a request; blocks that it alone used stay in free pages."""
+        self.free += request.blocks
+        request.blocks = 0
+        for block in reversed(request.contents[: request.refs]):
+            self.users[block] -= 1
+            if not self.users[block]:
+                self.idle[block] = None
+                self.free += self.of_block
+        request.refs = 0
 
 
 @dataclass
@@ -129,7 +215,7 @@ class Engine:
     place: int
     rules: Rules
     cluster: Cluster
-    free: int
+    pages: Pages
     first: int
     waiting: deque[Request] = field(default_factory=deque)
     running: list[Request] = field(default_factory=list)
@@ -176,7 +262,7 @@ class Engine:
         for request in list(self.running):
             if request not in self.running or not request.generates:
                 continue
-            while request in self.running and not self.grow(request, self.rules.tokens_written(request)):
+            while request in self.running and not self.pages.grow(request, self.rules.tokens_written(request)):
                 self.preempt()
                 preempted = True
             if request in self.running:
@@ -186,8 +272,8 @@ class Engine:
     def preempt(self) -> None:
         """Put the sequence that came last back to the front of the queue, to be computed again."""
         request = self.running.pop()
-        self.free += request.blocks
-        request.blocks = request.cached = 0
+        self.pages.release(request)
+        request.cached = 0
         request.target = request.input + request.generated
         request.preemptions += 1
         self.waiting.appendleft(request)
@@ -215,17 +301,22 @@ class Engine:
         if not self.waiting or len(self.running) >= limits[at.SEQUENCES]:
             return False
         request = self.waiting[0]
-        need = request.target - max(request.cached, request.prefix)
+        found = self.pages.found(request)
+        need = request.target - self.rules.tokens_there(request, len(found))
         if need > 0 and (left <= 0 or (need > left and not limits[at.CHUNKED])):
             return False
         spare = int(limits[at.KEPT_FREE]) if self.running else 0
-        return self.rules.blocks(self.rules.tokens_at_entry(request)) + spare <= self.free
+        return self.pages.need(request, found, self.rules.tokens_at_entry(request)) + spare <= self.pages.free
 
     def admit(self) -> Request:
         """Let the first request that waits in."""
         request = self.waiting.popleft()
-        self.grow(request, self.rules.tokens_at_entry(request))
-        request.cached = max(request.cached, request.prefix)
+        found = self.pages.found(request)
+        for block in found:
+            self.pages.use(block)
+        request.refs = len(found)
+        self.pages.grow(request, self.rules.tokens_at_entry(request))
+        request.cached = self.rules.tokens_there(request, len(found))
         self.running.append(request)
         self._note(request, at.ADMITTED)
         if self.rules.limits[at.ROLE] == at.DECODE:
@@ -235,15 +326,6 @@ class Engine:
     def _note(self, request: Request, column: int) -> None:
         if request.times[column] < 0:
             request.times[column] = self.cluster.env.now
-
-    def grow(self, request: Request, tokens: int) -> bool:
-        """Take pages for so many tokens; False where they are not free."""
-        more = self.rules.blocks(tokens) - request.blocks
-        if more > self.free:
-            return False
-        request.blocks += max(more, 0)
-        self.free -= max(more, 0)
-        return True
 
     def finish(self, generating: list[Request], chunks: dict[int, int]) -> None:
         """Give each sequence its tokens when the step ends."""
@@ -274,18 +356,18 @@ class Engine:
         request.cached += tokens
         return tokens
 
-    @staticmethod
-    def _computed_tokens(request: Request, chunks: dict[int, int]) -> int:
+    def _computed_tokens(self, request: Request, chunks: dict[int, int]) -> int:
         """One token of a prompt that is whole; none of others."""
         if request.number not in chunks:
             return 0
         request.cached += chunks[request.number]
+        if request.generates:
+            self.pages.keep(request)
         return int(request.generates)
 
     def _leave(self, request: Request) -> None:
         self.running.remove(request)
-        self.free += request.blocks
-        request.blocks = 0
+        self.pages.release(request)
         self.outstanding -= 1
         request.times[at.FINISH] = self.cluster.env.now
         self._note(request, at.FIRST)
@@ -298,6 +380,7 @@ class Engine:
         moved = float(rates[at.MOVED_TOKEN]) * share * request.cached + float(rates[at.MOVED_LATENCY])
         delay = max(0.0, self.sending_until - now) + moved
         self.sending_until = request.times[at.MOVED] = now + delay
+        request.times[at.SENT] = now
         self.sends.append(request)
         arrival = Signal(self.cluster.env).fire(Phase.TRANSFERS, delay)
         assert arrival.callbacks is not None
@@ -312,7 +395,13 @@ class Cluster:
         state = deployment.state(traffic)
         self.requests = [
             Request(
-                number, int(row[at.INPUT]), int(row[at.OUTPUT]), int(row[at.PREFIX]), times, target=int(row[at.INPUT])
+                number,
+                int(row[at.INPUT]),
+                int(row[at.OUTPUT]),
+                int(row[at.PREFIX]),
+                times,
+                target=int(row[at.INPUT]),
+                contents=tuple(state.contents[row[at.CONTENT] : row[at.CONTENT] + row[at.BLOCKED]].tolist()),
             )
             for number, (row, times) in enumerate(zip(state.requests, state.moments, strict=True))
         ]
@@ -321,7 +410,11 @@ class Cluster:
         places = [(pool, place) for pool, count in enumerate(counts) for place in range(count)]
         self.engines = [
             Engine(
-                row, rules[pool], self, int(rules[pool].limits[at.TOTAL]), row - place % deployment.pools[pool].stages
+                row,
+                rules[pool],
+                self,
+                Pages(rules[pool], int(rules[pool].limits[at.TOTAL])),
+                row - place % deployment.pools[pool].stages,
             )
             for row, (pool, place) in enumerate(places)
         ]
@@ -366,8 +459,7 @@ class Cluster:
         for engine in self.engines[: self.split]:
             while engine.sends and engine.sends[0].times[at.MOVED] <= self.env.now:
                 request = engine.sends.popleft()
-                engine.free += request.blocks
-                request.blocks = 0
+                engine.pages.release(request)
                 engine.outstanding -= 1
                 engine.wake()
                 self.give(request, self.engines[self.split :], 1)

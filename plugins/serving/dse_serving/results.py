@@ -35,6 +35,8 @@ METRICS = {
     "kv_peak": Metric(
         "fraction", "of the pages of keys and values in use at the worst, of the engine that used most", high=1.0
     ),
+    "prefix_hits": Metric("fraction", "of the tokens of prompts, found in pages at entry", "maximize", high=1.0),
+    "transfer_s": Metric("s", "from a whole prompt to its keys and values at an engine that generates, mean"),
     "preempted": Metric("", "preemptions for each request"),
     "busy": Metric("fraction", "of the time in which engines computed", "maximize", high=1.0),
     "gpus": Metric("", "GPUs in use"),
@@ -76,6 +78,12 @@ class ServingRun:
         return np.asarray(((self.times(at.FINISH) - self.times(at.FIRST)) / later)[self.counted_requests])
 
     @cached_property
+    def transfers(self) -> Floats:
+        """Time from a whole prompt to its keys and values where they are needed, of every request that moved some."""
+        sent, moved = self.times(at.SENT), self.times(at.MOVED)
+        return np.asarray((moved - sent)[moved >= 0])
+
+    @cached_property
     def window(self) -> tuple[float, float]:
         """Begin and end [s] of the time over which rates count: from the arrival of the first request that counts to
         that of the last one, while traffic keeps up; all of it where that is shorter than requests take on average.
@@ -109,6 +117,11 @@ class ServingRun:
             fits &= times <= (np.inf if most is None else most)
         return fits
 
+    def goodput(self, ttft_s: float | None, tpot_s: float | None) -> float:
+        """Requests a second and GPU within limits [s], while traffic is steady."""
+        within = float(self.within(ttft_s, tpot_s).mean())
+        return within * self.rate(np.ones(self.traffic.size)) / self.deployment.gpus
+
 
 def percentile(values: Floats, share: float) -> float:
     """The smallest value that a share of all does not exceed."""
@@ -117,12 +130,12 @@ def percentile(values: Floats, share: float) -> float:
 
 def percentile_interval(values: Floats, share: float, confidence: float = 0.95) -> tuple[float, float]:
     """Interval of a percentile of independent values by order statistics, whose ranks are binomial (David and Nagaraja,
-    Order Statistics, section 7.1).
+    Order Statistics, section 7.1). The upper end is infinite where there are too few values for it.
     """
     ordered, count = np.sort(values), len(values)
     tail = (1 - confidence) / 2
     low, high = int(binom.ppf(tail, count, share)), int(binom.ppf(1 - tail, count, share))
-    return float(ordered[max(low - 1, 0)]), float(ordered[min(high, count - 1)])
+    return float(ordered[max(low - 1, 0)]), float(ordered[high]) if high < count else float("inf")
 
 
 def metrics_of(
@@ -138,7 +151,7 @@ def metrics_of(
         [pool.blocks for pool in served.deployment.pools], [pool.batches for pool in served.deployment.pools]
     )
     return {
-        "goodput_per_s": float(fits.mean()) * served.rate(np.ones(served.traffic.size)),
+        "goodput_per_s": served.goodput(*slo) * gpus,
         "attained": float(fits.mean()),
         "tokens_per_s": tokens,
         "tokens_per_s_per_gpu": tokens / gpus,
@@ -153,6 +166,8 @@ def metrics_of(
         "latency_s": float(latency[served.counted_requests].mean()),
         "in_system": float(latency.sum()) / (ends - float(served.times(at.ARRIVAL).min())),
         "kv_peak": float((1 - state.engine[:, at.LEAST_FREE] / total).max()),
+        "prefix_hits": float(state.requests[:, at.HIT].sum() / served.traffic.inputs.sum()),
+        "transfer_s": float(served.transfers.mean()) if len(served.transfers) else 0.0,
         "preempted": float(state.requests[:, at.PREEMPTIONS].mean()),
         "busy": min(1.0, float(state.sums[:, 0].sum()) / (ends * len(state.ends))),
         "gpus": float(gpus),

@@ -56,13 +56,18 @@ class EngineKernels(Frozen):
     """Kernels of serving engines, where they differ from those that the step model was fitted to.
 
     dense, experts: speeds of products. sum_s: latency of an all-reduce in one kernel, in which every GPU reads the
-    partial sums of all others; taken where the library is slower.
+    partial sums of all others; taken where the library is slower. attention, sums, exchanges, other: times over
+    those of the step model.
     """
 
     dense: Speeds = Speeds()
     experts: Speeds = Speeds()
     sum_s: Seconds = 1.0
     peer_s: Seconds = 0.0
+    attention: Factor = 1.0
+    sums: Factor = 1.0
+    exchanges: Factor = 1.0
+    other: Factor = 1.0
 
 
 @dataclass(frozen=True)
@@ -128,8 +133,9 @@ class StepParts:
         """
         dense, experts, library, direct, sums, exchanges, other, moved = np.moveaxis(self.linear, 1, 0)
         summed = np.minimum(library, direct + sums * (kernels.sum_s + self.peers * kernels.peer_s))
-        computed = other + dense * kernels.dense.at(self.tokens)
-        return np.stack([computed, experts * kernels.experts.at(self.tokens), summed, exchanges, moved], axis=1)
+        computed = kernels.other * other + dense * kernels.dense.at(self.tokens)
+        of_experts, exchanged = experts * kernels.experts.at(self.tokens), kernels.exchanges * exchanges
+        return np.stack([computed, of_experts, kernels.sums * summed, exchanged, moved], axis=1)
 
 
 def step_parts(design: StepDesign, tokens: int, sequences: int) -> StepParts:

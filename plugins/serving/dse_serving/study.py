@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import dse_serving.columns as at
 from dse.plots import Draw
+from dse.results.decisions import read_decision
 from dse.results.finished_run import FinishedRun
 from dse.results.run_folder import Outputs
 from dse.results.words import cell
 from dse.space import get_path
 from dse_serving import figures as serving_figures
 from dse_serving.backend import ServingBackend
+from dse_serving.certainty import decide
 from dse_serving.design import Serving, deployment_of
+from dse_serving.plan_file import plan_tree
 from dse_serving.results import percentile_interval
 from studies.plain import Plain
 
@@ -27,11 +31,14 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
+    from dse.study.plan import Plan
+
 _RATE = "tokens_per_s_per_gpu"
 _TIMES = {"ttft_s": "time to the first token", "tpot_s": "time of a later token"}
 _SECTIONS = ("system", "model", "kernels", "run", "parallel", "server", "engines", "traffic", "slo")
 _DRAWN = 400  # steps of a timeline
 _LOGGED = 20_000
+_RIVALS = 4  # deployments whose errors are drawn
 
 
 class ServingStudy(Plain):
@@ -41,6 +48,19 @@ class ServingStudy(Plain):
         *("parallel.tp", "engines.apart", "engines.prefill_replicas", "engines.prefill_tp"),
         *("traffic.arrivals", "traffic.concurrency", "parallel.dp", "parallel.pp", "engines.expert_gpus"),
     )
+
+    def decisions(self, table: pd.DataFrame, planned: Plan) -> dict[str, Any]:
+        """How sure the best deployment within the limits is, by its key; none where no deployment is within them."""
+        config = planned.request.tree
+        limits = limits_of(config)
+        inside = within(with_splits(table), limits)
+        if not len(inside):
+            return {}
+        best = best_of(inside)
+        rows = [{str(name): value for name, value in row.items()} for row in best_of_splits(inside).to_dict("records")]
+        rows = rows[:_RIVALS]  # of which the first is the best one
+        designs, names = [design_of(config, row) for row in rows], [str(row["split"]) for row in rows]
+        return {str(best["key"]): decide(designs, names, limits, settings=planned.settings)}
 
     def answer(self, outputs: Outputs, table: pd.DataFrame) -> Iterator[Table | str]:
         """Yield the best deployment within the limits, its rivals, and how sure that is; or the nearest one."""
@@ -58,7 +78,9 @@ class ServingStudy(Plain):
         yield rivals_table(inside)
         yield from tighter_limits(inside, best)
         yield from apart_or_together(inside)
+        yield from transfer_lines(config, inside)
         yield from how_sure(config, best)
+        yield from with_errors(config, outputs.read_json("summary"), best)
         yield from overlap_lines(config, best)
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
@@ -80,7 +102,15 @@ class ServingStudy(Plain):
         pages = np.repeat(
             [pool.blocks for pool in served.deployment.pools], [p.batches for p in served.deployment.pools]
         )
+        yield "plan.yaml", plan_tree(design_of(run.config, best))
         yield "engine", partial(serving_figures.engine_steps, log[:_DRAWN], str(best["split"]))
+        rivals = [
+            {str(name): value for name, value in row.items()} for row in best_of_splits(inside).to_dict("records")
+        ]
+        runs = {str(row["split"]): ServingBackend().serve(design_of(run.config, row)) for row in rivals[:_RIVALS]}
+        slo = design_of(run.config, best).slo
+        for name in _TIMES:
+            yield f"goodput_{name[:4]}", partial(serving_figures.goodput, runs, name, slo)
         yield "occupancy", partial(serving_figures.occupancy, log, pages, str(best["split"]))
 
 
@@ -139,6 +169,12 @@ def under_way(row: Mapping[Any, Any]) -> float:
     return float(row["traffic.concurrency"] if is_closed else row["in_system"])
 
 
+def best_of_splits(points: pd.DataFrame) -> pd.DataFrame:
+    """The best point of each split, the best split first."""
+    best: pd.DataFrame = points.loc[points.groupby("split")[_RATE].idxmax()].sort_values(_RATE, ascending=False)
+    return best
+
+
 def rivals_table(inside: pd.DataFrame) -> Table:
     """The best point of each split."""
     from rich.table import Table
@@ -147,8 +183,7 @@ def rivals_table(inside: pd.DataFrame) -> Table:
     heads = ("split", "under way", "tokens/s a GPU", "tokens/s a user", "tokens a dollar", *_TIMES.values(), "pages")
     for place, name in enumerate(heads):
         shown.add_column(name, justify="right" if place else "left")
-    best = inside.loc[inside.groupby("split")[_RATE].idxmax()].sort_values(_RATE, ascending=False)
-    for row in best.head(12).to_dict("records"):
+    for row in best_of_splits(inside).head(12).to_dict("records"):
         times = [cell(row[name], "s") for name in _TIMES]
         rates = [f"{row[_RATE]:,.0f}", f"{row['tokens_per_s_per_user']:.1f}", f"{row['tokens_per_usd']:,.0f}"]
         shown.add_row(row["split"], f"{under_way(row):.0f}", *rates, *times, f"{100 * row['kv_peak']:.0f} %")
@@ -198,6 +233,26 @@ def apart_or_together(inside: pd.DataFrame) -> Iterator[str]:
     yield f"prompts apart: {abs(gain):.0f} % {words} tokens/s a GPU ({apart['split']} against {together['split']})"
 
 
+def transfer_lines(config: Mapping[str, Any], inside: pd.DataFrame) -> Iterator[str]:
+    """Yield what moving keys and values costs the best deployment whose prompts are apart."""
+    apart = inside[inside["engines.apart"].astype(bool)] if "engines.apart" in inside else inside.iloc[:0]
+    if not len(apart):
+        return
+    best = best_of(apart)
+    served = ServingBackend().serve(design_of(config, best))
+    pool, moved = served.deployment.pools[0], served.transfers
+    if not len(moved) or served.deployment.transfer is None:
+        return
+    sent = moved.mean()
+    size = float(served.traffic.inputs.mean()) * pool.times.token_bytes * pool.gpus
+    share = sent / float((served.times(at.FIRST) - served.times(at.ARRIVAL)).mean())
+    way = "layer by layer during the prompt" if served.deployment.transfer.beside else "after the prompt"
+    gb_per_s = served.deployment.transfer.bytes_per_s / 1e9
+    moves = f"{size / 1e6:,.0f} MB of a prompt at {gb_per_s:,.0f} GB/s an engine, {way}"
+    when = f"arrive {cell(sent, 's')} after it, {100 * share:.1f} % of the time to the first token"
+    yield f"keys and values of {best['split']}: {moves}, {when}"
+
+
 def design_of(config: Mapping[str, Any], row: Mapping[Any, Any]) -> Serving:
     """The deployment of a row of the table."""
     tree = {name: config[name] for name in _SECTIONS}
@@ -225,11 +280,35 @@ def how_sure(config: Mapping[str, Any], best: Mapping[Any, Any]) -> Iterator[str
     served, share = ServingBackend().serve(design), float(design.slo.percentile)
     for words, values in (("first", served.ttft_s), ("later", served.tpot_s)):
         low, high = percentile_interval(values, share)
-        times = f"{cell(low, 's')} to {cell(high, 's')}"
+        times = f"{cell(low, 's')} {'or more' if np.isinf(high) else 'to ' + cell(high, 's')}"
         yield f"{words} tokens at {100 * share:g} %: {times} (95 %, {len(values)} requests)"
     flags = " ".join(f"{flag} {get_path(_values(design), path)}" for path, flag in design.server.flags.items())
     if flags:
         yield f"{design.server.name}: {flags}"
+
+
+def with_errors(config: Mapping[str, Any], summary: Mapping[str, Any], best: Mapping[Any, Any]) -> Iterator[str]:
+    """Yield the best point's values with drawn errors, how often it stays the best, and what would change that."""
+    entry, decision = (summary.get("decisions") or {}).get(str(best["key"])), read_decision(summary, best["key"])
+    if entry is None or decision is None or "ranges" not in entry:
+        return
+    low, high = entry["ranges"][_RATE]
+    times = (f"{words} {cell(ends[0], 's')} to {cell(ends[1], 's')}" for words, ends in _ranges(entry))
+    basis = ", ".join(f"{kind} by {text}" for kind, text in decision.basis.items())
+    yield f"with errors of predictions (90 %): {low:,.0f} to {high:,.0f} tokens/s a GPU, {', '.join(times)} ({basis})"
+    rival = f"; else mostly {decision.rival}" if decision.rival else ""
+    inside = f"within the limits in {100 * entry['within']:.0f} % of {entry['draws']} draws, "
+    yield f"{inside if limits_of(config) else ''}the best in {100 * decision.fastest:.0f} %{rival}"
+    gpus = (config["system"].get("node") or {}).get("num_gpus") or 1
+    yield from filter(None, [decision.advice, decision.measurement(config["system"]["name"], gpus)])
+    for words, split in entry["changes"].items():
+        answer = f"{split} is the best" if split else "none of these is within the limits"
+        same = "no other split" if split == best["split"] else answer
+        yield f"with 1.5 times as many {words}: {same}"
+
+
+def _ranges(entry: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[float]]]:
+    return ((words, entry["ranges"][name]) for name, words in _TIMES.items())
 
 
 def overlap_lines(config: Mapping[str, Any], best: Mapping[Any, Any]) -> Iterator[str]:

@@ -1,17 +1,18 @@
-"""Requests: when they arrive, with how many tokens of prompt and output, and how many of the prompt are cached.
+"""Requests: when they arrive, with how many tokens of prompt and output, and which of the prompt may be cached.
 
 Arrivals of gamma gaps have a coefficient of variation of their own (1: Poisson); bursts come in groups at one instant.
 Lengths are fixed, uniform between a share of the length and the length, or lognormal with that median. Traces of users
 are CSV files: `arrival_s,input_tokens,output_tokens` with an optional `cached_tokens`, or the public formats of Azure's
 LLM inference traces (`TIMESTAMP,ContextTokens,GeneratedTokens`) and of Mooncake (JSON lines with `timestamp` in ms,
-`input_length`, `output_length`, `hash_ids` of blocks of 512 tokens, of which those seen before are cached).
+`input_length`, `output_length`, `hash_ids` of blocks of 512 tokens). Tokens of `cached_tokens` are always there, or,
+with a column `prefix_id`, where the engine has those of an earlier request with the same one, as blocks of Mooncake.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -32,15 +33,41 @@ Tokens = Annotated[Integer, Field(ge=1, le=2**24)]
 _OWN = ("arrival_s", "input_tokens", "output_tokens")
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _HASHED = 512  # tokens of a block of Mooncake's traces
+_UNIT = 64  # tokens of a block of other prompts: pages of software divide it
 _MOST = 2**31  # bytes of a trace
 
 
 @dataclass(frozen=True)
-class Traffic:
-    """Requests in order of arrival: times [s], tokens of prompts and outputs, prompts' tokens that are cached.
+class PromptBlocks:
+    """Blocks of `tokens` tokens at the start of prompts, which engines keep for others: numbers from 0 of those of all
+    requests, one after the other, and how many each has; equal numbers are equal tokens after equal ones.
+    """
 
-    concurrency: how many are under way at all times, each next one when one is finished (closed loop); 0 where all
-    arrive by their times.
+    tokens: int = 0
+    numbers: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
+    counts: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @classmethod
+    def of_groups(cls, groups: Integers, tokens: Integers) -> PromptBlocks:
+        """Build from the prefix that each prompt begins with, by number, and how many tokens of it."""
+        counts = tokens // _UNIT
+        most = int(counts.max(initial=0))
+        numbers = np.repeat(groups * most, counts) + _places(counts)
+        return cls(_UNIT, np.unique(numbers, return_inverse=True)[1].astype(np.int64), counts)
+
+
+def _places(counts: Integers) -> Integers:
+    """0, 1, ... for each of some counts, one after the other."""
+    ends = np.cumsum(counts)
+    return np.asarray(np.arange(int(counts.sum())) - np.repeat(ends - counts, counts))
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Requests in order of arrival: times [s], tokens of prompts and outputs, prompts' tokens that are always cached.
+
+    blocks: of prompts that are cached where an engine has kept them. concurrency: how many are under way at all times,
+    each next one when one is finished (closed loop); 0 where all arrive by their times.
     """
 
     arrivals: Floats
@@ -48,6 +75,7 @@ class Traffic:
     outputs: Integers
     prefixes: Integers
     concurrency: int = 0
+    blocks: PromptBlocks = PromptBlocks()
 
     @property
     def size(self) -> int:
@@ -95,7 +123,8 @@ class TrafficSpec(Frozen):
 
     arrivals: closed, `concurrency` requests at all times; poisson or gamma at `rate_per_s` (gamma with the coefficient
     of variation `variation`); bursts of `burst` at once; or those of `trace`, a file, at `speed` times its pace.
-    prefix: share of every prompt that is cached. warm_up: share of the requests, the first ones, whose times count
+    prefix: share of every prompt that is cached; with `prefixes`, so many different ones of which each request begins
+    with any, while an engine keeps its pages. warm_up: share of the requests, the first ones, whose times count
     in no statistic.
     """
 
@@ -109,6 +138,7 @@ class TrafficSpec(Frozen):
     output: TokenLengths = TokenLengths(tokens=1024)
     mix: tuple[Mix, ...] = ()
     prefix: Annotated[Number, Field(ge=0, le=1)] = 0.0
+    prefixes: Annotated[Integer, Field(ge=0, le=10**6)] = 0
     trace: str | None = None
     speed: Annotated[Number, Field(gt=0, le=1e6)] = 1.0
     warm_up: Annotated[Number, Field(ge=0, lt=1)] = 0.1
@@ -116,8 +146,10 @@ class TrafficSpec(Frozen):
 
     def draw(self) -> Traffic:
         """The requests. Raises ConfigError for a trace that cannot be read or is out of order."""
+        if self.arrivals == "trace" and not self.trace:
+            raise ConfigError([Problem("traffic.trace", "is missing", way_out="write traffic.trace=<file>")])
         if self.arrivals == "trace":
-            return read_trace(Path(self.trace or ""), self.speed)
+            return read_trace(Path(str(self.trace)), self.speed)
         random = np.random.default_rng(self.seed)
         count = self.requests
         kinds = self.mix or (Mix(input=self.input, output=self.output),)
@@ -129,7 +161,11 @@ class TrafficSpec(Frozen):
         )
         prefixes = np.floor(self.prefix * inputs).astype(np.int64)
         closed = self.concurrency if self.arrivals == "closed" else 0
-        return Traffic(self._times(random, count), inputs, outputs, prefixes, closed)
+        times = self._times(random, count)
+        if not self.prefixes:
+            return Traffic(times, inputs, outputs, prefixes, closed)
+        blocks = PromptBlocks.of_groups(random.integers(0, self.prefixes, count), prefixes)
+        return Traffic(times, inputs, outputs, 0 * prefixes, closed, blocks)
 
     def _times(self, random: np.random.Generator, count: int) -> Floats:
         if self.arrivals == "closed":
@@ -142,42 +178,73 @@ class TrafficSpec(Frozen):
         return np.asarray(np.cumsum(random.gamma(shape, mean / shape, count)))
 
 
+@dataclass(frozen=True)
+class _Row:
+    """A request of a trace: line, arrival [s], tokens of prompt and output, and those cached; prefix: which they are,
+    "" for tokens that are always cached; hashes: of the blocks of the prompt.
+    """
+
+    line: int
+    arrival: float
+    input: int
+    output: int
+    cached: int = 0
+    prefix: str = ""
+    hashes: tuple[Any, ...] = ()
+
+
 def read_trace(path: Path, speed: float = 1.0) -> Traffic:
     """The requests of a trace (formats: the module's docstring). Raises ConfigError that names file and line."""
     rows = list(_mooncake(path) if path.suffix in (".jsonl", ".json") else _table(path))
     if not rows:
         raise ConfigError([Problem("traffic.trace", "holds no requests", str(path))])
     check = Problems()
-    for (line, before, *_), (later, after, *_) in itertools.pairwise(rows):
-        if after < before:
-            rule = f"arrives at {after:g} s, before the request of line {line} ({before:g} s)"
-            check.add(f"{path.name}, line {later}", rule, way_out="sort the trace by arrival")
-    for line, _, *tokens, _ in rows:
-        if min(tokens) < 1:
-            check.add(f"{path.name}, line {line}", "has a request without tokens", value=min(tokens))
+    for before, after in itertools.pairwise(rows):
+        if after.arrival < before.arrival:
+            rule = f"arrives at {after.arrival:g} s, before the request of line {before.line} ({before.arrival:g} s)"
+            check.add(f"{path.name}, line {after.line}", rule, way_out="sort the trace by arrival")
+    for row in rows:
+        if min(row.input, row.output) < 1:
+            check.add(f"{path.name}, line {row.line}", "has a request without tokens", value=min(row.input, row.output))
     check.done(path.name)
-    columns = np.array([row[1:] for row in rows], float)
-    numbers = columns[:, 1:].astype(np.int64)
-    return Traffic(
-        (columns[:, 0] - columns[0, 0]) / speed, numbers[:, 0], numbers[:, 1], np.minimum(numbers[:, 2], numbers[:, 0])
+    inputs, outputs, cached = (
+        np.array([getattr(row, name) for row in rows], np.int64) for name in ("input", "output", "cached")
     )
+    arrivals = np.array([row.arrival for row in rows])
+    always = np.where([bool(row.prefix) for row in rows], 0, np.minimum(cached, inputs))
+    return Traffic((arrivals - arrivals[0]) / speed, inputs, outputs, always, blocks=_blocks(rows, cached - always))
 
 
-def _table(path: Path) -> Iterator[tuple[int, float, int, int, int]]:
-    """Line, arrival [s], tokens of prompt and output and cached ones of each row of a CSV."""
+def _blocks(rows: Sequence[_Row], kept: Integers) -> PromptBlocks:
+    """Blocks of the prompts of a trace: those that hashes name, or so many tokens of prefixes."""
+    numbers: dict[Any, int] = {}
+    if any(row.hashes for row in rows):
+        found = [
+            [numbers.setdefault(name, len(numbers)) for name in row.hashes[: row.input // _HASHED]] for row in rows
+        ]
+        counts = np.array([len(blocks) for blocks in found], np.int64)
+        return PromptBlocks(_HASHED, np.array(list(itertools.chain.from_iterable(found)), np.int64), counts)
+    if not any(row.prefix for row in rows):
+        return PromptBlocks()
+    groups = np.array([numbers.setdefault(row.prefix, len(numbers)) for row in rows], np.int64)
+    return PromptBlocks.of_groups(groups, np.minimum(kept, [row.input for row in rows]))
+
+
+def _table(path: Path) -> Iterator[_Row]:
+    """Yield the requests of a CSV."""
     names = _AZURE if _is_azure(path) else _OWN
     table = read_csv(path, "traffic.trace", needed=names, most=_MOST)
     check = Problems()
-    for line, row in table.rows:
+    for line, cells in table.rows:
         try:
-            time = _stamp(row[names[0]]) if names is _AZURE else float(row[names[0]])
-            tokens = int(row[names[1]]), int(row[names[2]]), int(row.get("cached_tokens") or 0)
-            if not (np.isfinite(time) and time >= 0 and max(tokens) < 2**31):
+            time = _stamp(cells[names[0]]) if names is _AZURE else float(cells[names[0]])
+            tokens = int(cells[names[1]]), int(cells[names[2]]), int(cells.get("cached_tokens") or 0)
+            if not (np.isfinite(time) and time >= 0 and max(tokens) < 2**31 and tokens[2] >= 0):
                 raise ValueError
         except ValueError:
-            check.add(f"{path.name}, line {line}", "is no request", value=",".join(row.values())[:80])
+            check.add(f"{path.name}, line {line}", "is no request", value=",".join(cells.values())[:80])
             continue
-        yield (line, time, *tokens)
+        yield _Row(line, time, *tokens, prefix=cells.get("prefix_id") or "")
     check.done(path.name)
 
 
@@ -191,20 +258,16 @@ def _stamp(text: str) -> float:
     return datetime.fromisoformat(f"{head}{dot}{digits.rstrip('Z')[:6]}").replace(tzinfo=UTC).timestamp()
 
 
-def _mooncake(path: Path) -> Iterator[tuple[int, float, int, int, int]]:
-    """The same of JSON lines of Mooncake; blocks of a prompt's start that came before are cached."""
-    seen, check = set[Any](), Problems()
+def _mooncake(path: Path) -> Iterator[_Row]:
+    """Yield the requests of JSON lines of Mooncake."""
+    check = Problems()
     for line, text in enumerate(read_text(path, "traffic.trace", most=_MOST).splitlines(), 1):
         if not text.strip():
             continue
         try:
             row: Mapping[str, Any] = parse_json(text, f"{path.name}, line {line}")
-            time, tokens = float(row["timestamp"]) / 1000, (int(row["input_length"]), int(row["output_length"]))
-            blocks = list(row.get("hash_ids") or ())
+            tokens = int(row["input_length"]), int(row["output_length"])
+            yield _Row(line, float(row["timestamp"]) / 1000, *tokens, hashes=tuple(row.get("hash_ids") or ()))
         except (ValueError, KeyError, TypeError):
             check.add(f"{path.name}, line {line}", "is no request of Mooncake's format", value=text[:80])
-            continue
-        hit = next((place for place, block in enumerate(blocks) if block not in seen), len(blocks))
-        seen.update(blocks)
-        yield line, time, *tokens, hit * _HASHED
     check.done(path.name)

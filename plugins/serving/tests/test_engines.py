@@ -16,7 +16,7 @@ from dse_serving.deployment import Deployment, Pool, Scheduler, Transfer
 from dse_serving.reference import Cluster
 from dse_serving.run import run
 from dse_serving.step_times import StepTimes
-from dse_serving.traffic import Traffic
+from dse_serving.traffic import PromptBlocks, Traffic
 
 
 def step_times(draw: np.random.Generator | None = None, room: float = 1e9, **constant: float) -> StepTimes:
@@ -57,7 +57,7 @@ def random_case(seed: int) -> tuple[Deployment, Traffic]:
         times = step_times(draw, room)
         scheduler = Scheduler(
             policy=draw.choice(["mixed", "prefill_first"]),
-            tokens=int(draw.integers(longest, 3 * longest)),
+            tokens=int(draw.integers(longest + 30, 3 * longest + 30)),
             sequences=int(draw.integers(1, 20)),
             chunked=bool(draw.integers(2)),
             block=block,
@@ -80,7 +80,11 @@ def random_case(seed: int) -> tuple[Deployment, Traffic]:
     deployment = Deployment((pool(), pool()) if apart else (pool(),), transfer, routing)
     closed = int(draw.choice([0, 1, 7]))
     arrivals = np.zeros(count) if closed else np.sort(draw.choice(np.arange(count) * 1e-3, count))
-    return deployment, Traffic(arrivals, inputs, outputs, draw.integers(0, inputs), closed)
+    if draw.integers(2):
+        return deployment, Traffic(arrivals, inputs, outputs, draw.integers(0, inputs), closed)
+    counts = draw.integers(0, inputs // 16 + 1)
+    kept = np.concatenate([np.arange(n) + 20 * g for n, g in zip(counts, draw.integers(0, 4, count), strict=True)])
+    return deployment, Traffic(arrivals, inputs, outputs, 0 * inputs, closed, PromptBlocks(16, kept, counts))
 
 
 def check_equal(seed: int) -> None:
@@ -124,6 +128,42 @@ def test_tokens_and_pages_are_conserved(seed: int) -> None:
     assert (log[:, 7] <= total[log[:, 0].astype(int)]).all() and (log[:, 5] <= 20 * 2).all()
     moments = served.state.moments
     assert (np.diff(moments[:, [at.ARRIVAL, at.READY, at.ADMITTED, at.FIRST, at.FINISH]], axis=1) >= 0).all()
+
+
+def test_prefixes_are_found_until_requests_need_their_pages() -> None:
+    """Of prefixes drawn evenly, an engine with room finds all but the first of each; with little, as many as LRU of
+    equal entries: its share of pages (exact for independent references of equal probability).
+    """
+    draw = np.random.default_rng(0)
+    groups, count, tokens = 40, 6000, 128
+    inputs, outputs = np.full(count, tokens + 16), np.full(count, 1)
+    blocks = PromptBlocks.of_groups(draw.integers(0, groups, count), np.full(count, tokens))
+    hits = []
+    for kept in (60, 20, 10, 1):
+        room = 1.0 + 1e5 * 16 * (9 * 1 + 8 * kept)
+        deployment = one_pool(step_times(room=room), sequences=1, kept_free=0.0, block=16)
+        served = run(deployment, Traffic(np.zeros(count), inputs, outputs, 0 * inputs, 1, blocks))
+        hits.append(float((served.state.requests[:, at.HIT] == tokens).mean()))
+    assert hits[0] == pytest.approx(1 - groups / count)
+    assert hits[1:3] == pytest.approx([20 / groups, 10 / groups], abs=0.04) and hits[3] < 0.06
+
+
+def test_more_of_a_machine_never_serves_less() -> None:
+    """Engines for goodput, pages for preemptions, and links for first tokens."""
+    prompts = np.random.default_rng(4).integers(20, 200, 3000)
+    traffic = poisson(3000, 900.0, prompts, output=40)
+    runs = [run(one_pool(step_times(), engines, sequences=16), traffic) for engines in (1, 2, 3, 6)]
+    goodput = [served.goodput(0.2, 0.03) * served.deployment.gpus for served in runs]
+    assert goodput[0] < 0.5 * goodput[-1] and (np.diff(goodput) >= -0.01 * goodput[-1]).all()
+    rooms = [1.0 + 1e5 * 16 * pages for pages in (20, 60, 200, 400, 800)]
+    tight = [run(one_pool(step_times(room=room), sequences=50, kept_free=0.0), traffic) for room in rooms]
+    preempted = [int(served.state.requests[:, at.PREEMPTIONS].sum()) for served in tight]
+    assert preempted[0] > 100 and preempted[-1] == 0 and (np.diff(preempted) <= 0).all()
+    pool = one_pool(step_times(), 2, sequences=50).pools[0]
+    links = [run(Deployment((pool, pool), Transfer(rate)), traffic) for rate in (1e9, 4e9, 1e10, 1e12)]
+    assert (np.diff([float(served.ttft_s.mean()) for served in links]) < 0).all()
+    sent = links[0].transfers.min()
+    assert sent >= prompts.min() * 1e5 / 1e9
 
 
 def test_preemption_drafts_and_transfers_happen_in_the_random_cases() -> None:

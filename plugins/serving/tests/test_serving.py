@@ -9,14 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from dse.backend import Batch
 from dse.cli import main
 from dse.config.compose import request
 from dse.errors import ConfigError
+from dse.files import read_csv
 from dse.results.finished_run import FinishedRun
 from dse_serving.backend import ServingBackend
-from dse_serving.design import Serving, deployment_of
+from dse_serving.design import Serving, deployment_of, kernels
 from dse_serving.fitting import start
 from dse_serving.measured import Predictor, fitted_rows, model_name, read_rows, summary
 from dse_serving.overlaps import PartTimes, times_of
@@ -74,7 +76,21 @@ def test_traces_of_three_formats_are_the_same_requests(tmp_path: Path) -> None:
         traffic = read_trace(tmp_path / name, speed=2.0)
         assert traffic.arrivals.tolist() == pytest.approx([0, 0.25]) and traffic.inputs.tolist() == [600, 1100]
         assert traffic.outputs.tolist() == [3, 4]
-        assert traffic.prefixes.tolist() == ([0, 0] if name == "azure.csv" else [0, 1024])
+        assert traffic.prefixes.tolist() == ([0, 1024] if name == "own.csv" else [0, 0])
+        assert traffic.blocks.numbers.tolist() == ([0, 0, 1] if name == "mooncake.jsonl" else [])
+
+
+def test_a_trace_names_the_prefixes_of_its_prompts(tmp_path: Path) -> None:
+    lines = [
+        "arrival_s,input_tokens,output_tokens,cached_tokens,prefix_id",
+        "0,200,1,128,a",
+        "1,300,1,64,b",
+        "2,90,1,200,a",
+    ]
+    (tmp_path / "own.csv").write_text("\n".join([*lines, "3,50,1,20,"]))
+    traffic = read_trace(tmp_path / "own.csv")
+    assert traffic.prefixes.tolist() == [0, 0, 0, 20] and traffic.blocks.counts.tolist() == [2, 1, 1, 0]
+    assert traffic.blocks.numbers.tolist() == [0, 1, 2, 0] and traffic.blocks.tokens == 64
 
 
 @pytest.mark.parametrize(
@@ -237,12 +253,26 @@ def test_the_command_answers_or_names_what_binds(elsewhere: Path, capsys: pytest
     assert main([*words, "slo.tpot_s=0.05"]) == 0
     shown = capsys.readouterr().out
     assert "best: " in shown and "--tensor-parallel-size" in shown and "tokens a dollar" in shown
+    assert "with errors of predictions (90 %): " in shown and "with 1.5 times as many requests under way: " in shown
+    plan = FinishedRun.find(elsewhere / "outputs", "serving").folder / "plan.yaml"
+    again = ["serve-plan", f"plan={plan}", *words[1:3], "tracking=none", "figures=none", "output_dir=again"]
+    assert main(again) == 0 and f"x TP {yaml.safe_load(plan.read_text())['parallel']['tp']}" in capsys.readouterr().out
     points = FinishedRun.find(elsewhere / "outputs", "serving").outputs.read_table("results")
     assert (points["tpot_s"] <= 0.05).all() and set(points["parallel.tp"]) == {1, 8}
     assert main([*words, "slo.ttft_s=0.001", "output_dir=other"]) == 3
     shown = capsys.readouterr().out
     assert "no deployment has a time to the first token within 1.000 ms: the least is" in shown and "nearest: " in shown
     assert main([*words, "slo.tpot=1"]) == 2 and "slo.tpot_s" in capsys.readouterr().err
+    assert main([*words, "traffic.rate_per_s=3"]) == 2 and "arrivals=poisson" in capsys.readouterr().err
+
+
+def test_ctas_of_halves_are_the_fewest_that_are_nearly_as_fast(shared: Callable[[str], Path]) -> None:
+    table = read_csv(shared("data") / "tokenweave" / "fused_allreduce_rmsnorm_by_ctas.csv", needed=("num_tokens",))
+    named = {name: int(name.rpartition("_")[2]) for name in table.rows[0][1] if "_ctas_" in name}
+    by_ctas = {ctas: np.array([float(row[name]) for _, row in table.rows]) for name, ctas in named.items()}
+    least = np.min(list(by_ctas.values()), axis=0)
+    near = [ctas for ctas, column in by_ctas.items() if (column <= 1.15 * least).all()]
+    assert kernels().split_ctas == min(near)
 
 
 def test_a_fit_names_few_rows_of_every_group(shared: Callable[[str], Path]) -> None:

@@ -1,0 +1,211 @@
+"""A plan of `serve-plan` as settings of vLLM, SGLang or TensorRT-LLM, and such settings as a plan.
+
+Beside sections of a step, `parallel` and `run`, it has `server.scheduler`, the limits of the scheduler, and `engines`:
+how many, whether those of prompts are apart, and what overlaps. Engines apart have a file each, in the folders
+`prefill` and `decode`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from dse.config.yaml_checks import load_yaml
+from dse.errors import ConfigError, Problem, Problems
+from dse.errors.parsing import parse_yaml
+from dse.files import read_text
+from dse.space import get_path
+from dse.values import Frozen
+from dse_deploy.command import texts_of, with_words
+from dse_deploy.reading import read
+from dse_deploy.settings import Setting, Tool, Written, tools, write
+from studies.plan.plan_file import Plan, put_in
+
+_SECTIONS = ("parallel", "run", "server", "engines")
+_APART = ("prefill", "decode")
+_MOST_BYTES = 1 << 20
+_OVERLAPS = {
+    "two_micro_batches": ("parallel.exchanges", "two_micro_batches"),
+    "in_switch": ("parallel.collectives", "in_switch"),
+}
+"""Overlap of `engines` -> knob of a step that says the same, and its value."""
+
+
+class EnginesApart(Frozen):
+    """Settings of engines that compute prompts, and of those that generate, where they are apart."""
+
+    prefill: Mapping[str, str]
+    decode: Mapping[str, str]
+    provenance: Literal["vendor", "secondary", "memory"]
+    source: str
+
+    def text(self, role: str) -> str:
+        """Lines of YAML of a role."""
+        tree: dict[str, Any] = {}
+        for name, value in getattr(self, role).items():
+            put_in(tree, name, value)
+        unverified = ", from memory, unverified" if self.provenance == "memory" else ""
+        return f"# engines of a {role} apart ({self.source}{unverified})\n{yaml.safe_dump(tree)}"
+
+
+class ServingFacts(Frozen):
+    """Settings of a serving software beside those of a step. launch: command of an engine, with the name of its file.
+
+    attention_dp, experts_everywhere: settings that say that engines share experts. inside: whether the software counts
+    the replicas of attention among the GPUs of tp.
+    """
+
+    launch: str
+    settings: tuple[Setting, ...]
+    apart: EnginesApart
+    inside: bool = False
+    attention_dp: str = ""
+    experts_everywhere: str = ""
+
+    def as_launched(self, plan: Plan) -> tuple[dict[str, Any], dict[str, bool]]:
+        """The plan of an engine with degrees as the software counts them, and the settings that say so."""
+        parallel = dict(plan["parallel"])
+        tp, dp, ep = (int(parallel.get(name) or 1) for name in ("tp", "dp", "ep"))
+        flags = {self.attention_dp: dp > 1, self.experts_everywhere: ep > 1}
+        if self.inside:
+            parallel["tp"] = tp * dp
+        return {**plan, "parallel": parallel}, {name: True for name, on in flags.items() if name and on}
+
+    def gpus(self, launched: Plan) -> int:
+        """GPUs of an engine, by degrees as the software counts them."""
+        names = ("tp", "pp") if self.inside else ("tp", "pp", "dp")
+        degrees = [int(launched["parallel"].get(name) or 1) for name in names]
+        return degrees[0] * degrees[1] * (degrees[2] if len(degrees) > 2 else 1)
+
+
+@cache
+def serving_facts() -> dict[str, ServingFacts]:
+    """Serving software by name. Raises ConfigError."""
+    check = Problems()
+    tree = load_yaml(Path(__file__).with_name("conf") / "data" / "serving_settings.yaml")["tools"]
+    facts = {name: check.model(ServingFacts, entry, path=f"tools.{name}") for name, entry in tree.items()}
+    check.done()
+    return {name: entry for name, entry in facts.items() if entry is not None}
+
+
+def serving_tool(word: str, name: str) -> Tool:
+    """A tool with the settings of its scheduler. Raises ConfigError for one that serves nothing."""
+    if name not in serving_facts():
+        rule, way = "is no serving software", f"take one of {', '.join(serving_facts())}"
+        raise ConfigError([Problem(word, rule, name, way)])
+    (file,) = tools()[name].files
+    more = file.model_copy(update={"settings": (*file.settings, *serving_facts()[name].settings)})
+    return tools()[name].model_copy(update={"files": (more,)})
+
+
+def serving_tree(path: Path) -> dict[str, Any] | None:
+    """The tree of a file that is a plan of serving; None for another one. Raises ConfigError."""
+    tree = parse_yaml(read_text(path, "plan", most=_MOST_BYTES), "plan") if path.is_file() else None
+    if not isinstance(tree, Mapping) or not ("server" in tree or "engines" in tree):
+        return None
+    check = Problems()
+    for name, entries in tree.items():
+        if name not in (*_SECTIONS, "tool", "unread"):
+            check.add(f"plan.{name}", "is no section of a plan of serving", way_out="take plan.yaml of serve-plan")
+        elif name in _SECTIONS and not isinstance(entries, Mapping):
+            check.add(f"plan.{name}", "is no section of keys", value=entries)
+    check.done()
+    return {name: dict(tree.get(name) or {}) for name in _SECTIONS}
+
+
+@dataclass(frozen=True)
+class ServingFiles:
+    """A plan of serving in files of a tool. plans: as the tool counts degrees, by the paths of files in a folder."""
+
+    name: str
+    tree: Mapping[str, Any]
+    plans: Mapping[str, Plan]
+    written: Mapping[str, Written]
+
+    @classmethod
+    def of(cls, name: str, tree: Mapping[str, Any], words: Sequence[str], source: str) -> ServingFiles:
+        """Write a plan with words over it. Raises ConfigError for a tool that serves nothing, and for other words."""
+        tool, facts, tree = serving_tool("to", name), serving_facts()[name], with_words(tree, words)
+        head = f"{tool.title}: settings for {source}, by python -m dse settings export; names as of {tool.version}"
+        roles, (file,) = _APART if tree["engines"].get("apart") else ("",), tool.files
+        plans, written = dict[str, Plan](), dict[str, Written]()
+        for role in roles:
+            path = f"{role}/{file.name}" if role else file.name
+            plans[path], flags = facts.as_launched(_of_engine(tree, role))
+            part = write(file, plans[path], head)
+            more = (yaml.safe_dump(flags) if flags else "") + (facts.apart.text(role) if role else "")
+            written[path] = Written(part.text + more, part.rows, part.unsaid)
+        return cls(name, tree, plans, written)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the engines to start, and what has no setting."""
+        facts, engines = serving_facts()[self.name], self.tree["engines"]
+        for path, plan in self.plans.items():
+            count = engines.get("prefill_replicas" if path.startswith("prefill/") else "replicas")
+            engine_text = f"{count or 'as many as the GPUs allow'}, of {facts.gpus(plan)} GPUs each"
+            yield f"engines: {engine_text}: {facts.launch.format(file=path)}"
+        software = self.tree["server"].get("name") or self.name
+        if software != self.name:
+            yield f"the plan is of {software}; to predict this software: python -m dse serve-plan server={self.name}"
+        unsaid = frozenset.intersection(*(part.unsaid for part in self.written.values()))
+        for path in sorted(unsaid - {"parallel.ep"}):
+            yield f"no setting for {path} = {get_path(next(iter(self.plans.values())), path)}"
+        overlap = engines.get("overlap", "waited")
+        if overlap not in ("waited", *_OVERLAPS):
+            yield f"no setting for engines.overlap = {overlap}"
+
+
+def _of_engine(tree: Mapping[str, Any], role: str) -> dict[str, Any]:
+    """The plan of the engines of a role: degrees, formats, overlap and scheduler."""
+    engines, plan = tree["engines"], {name: dict(tree[name]) for name in ("parallel", "run")}
+    if role == "prefill" and engines.get("prefill_tp"):
+        parallel, tp = plan["parallel"], int(engines["prefill_tp"])
+        spread = {"ep": tp * int(parallel.get("dp") or 1)} if int(parallel.get("ep") or 1) > 1 else {}
+        plan["parallel"] = {**parallel, "tp": tp, **spread}
+    if engines.get("overlap") in _OVERLAPS:
+        put_in(plan, *_OVERLAPS[engines["overlap"]])
+    return {**plan, "server": {"scheduler": dict(tree["server"].get("scheduler") or {})}}
+
+
+@dataclass(frozen=True)
+class ServingSettings:
+    """A plan of serving that settings say. unmodelled: settings that change it all the same; unread: others."""
+
+    plan: Mapping[str, Any]
+    unread: Sequence[str]
+    unmodelled: Sequence[str]
+
+
+def read_serving(name: str, path: Path, words: Sequence[str], launch: int) -> ServingSettings:
+    """The plan of serving of a file, of a launch script, or of a folder that `export` wrote. Raises ConfigError."""
+    tool, facts = serving_tool("from", name), serving_facts()[name]
+    apart = path.is_dir() and all((path / role).is_dir() for role in _APART)
+    places = [path / role for role in _APART] if apart else [path]
+    parts = [read(texts_of(tool, place, launch), with_words({}, words), launch=launch) for place in places]
+    sections = {section: dict(entries) for section, entries in parts[-1].plan.items()}
+    engines: dict[str, Any] = {"apart": apart, "overlap": "waited"}
+    if apart:
+        engines["prefill_tp"] = get_path(parts[0].plan, "parallel.tp")
+    for overlap, (knob, value) in _OVERLAPS.items():
+        _, _, last = knob.partition(".")
+        if sections.get("parallel", {}).pop(last, None) == value:
+            engines["overlap"] = overlap
+    server = {"name": name, "scheduler": sections.pop("server", {}).get("scheduler", {})}
+    sites = [f"sites.{site} (of a step of one size)" for site in sections.pop("sites", {})]
+    roles = {plain for role in _APART for plain in (key.partition(".")[0] for key in getattr(facts.apart, role))}
+    unread = [text for part in parts for text in part.unread if not apart or _section(text) not in roles]
+    changing = {known.lstrip("-").replace("_", "-") for known in tool.unmodelled}
+    unmodelled = [text for text in unread if _section(text).lstrip("-").replace("_", "-") in changing]
+    meaningless = [text for text in unread if text not in unmodelled]
+    unmodelled += [*sites, *(text for part in parts for text in part.unmodelled)]
+    return ServingSettings({**sections, "server": server, "engines": engines}, meaningless, unmodelled)
+
+
+def _section(setting: str) -> str:
+    """Name of a setting, or of the section that it is in."""
+    return setting.split(" ")[0].split(".")[0]

@@ -1,0 +1,198 @@
+"""Certainty of a deployment: its times and rivals with drawn errors of predictions, and under other traffic.
+
+The parts of a step have the errors of their kinds (`simulators.hardware.residuals`), the same ones in every deployment,
+so that what is off in all alike cancels. Each draw serves the traffic anew. Other traffic has 1.5 times as much of one
+of its numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.errors import ConfigError
+from dse.results.decisions import ENDS, Decision, wrong_if_known
+from dse_serving.deployment import Deployment
+from dse_serving.design import Serving, deployment_of, formats, kernels
+from dse_serving.results import percentile
+from dse_serving.run import run
+from dse_serving.step_times import EngineKernels, Speeds
+from dse_serving.traffic import TokenLengths, Traffic
+from simulators.hardware.residuals import Draws, draws_of
+
+Floats = NDArray[np.float64]
+_FEW, _MANY = 64, 1024  # tokens of products whose errors are drawn
+_MOST_DRAWN = 64  # each of which serves all requests
+_LEAST_HELP = 0.01  # of a probability, below which draws tell nothing
+_NEVER = 1e30  # time of a token of a deployment beyond the limits [s]
+_MORE = 1.5  # times as much of a number of the traffic
+NAMES = ("tokens_per_s_per_gpu", "ttft_s", "tpot_s")
+"""What is drawn of a deployment."""
+
+
+@dataclass(frozen=True)
+class PartErrors:
+    """Factors [S] on the times of the parts of a step of a design."""
+
+    design: Serving
+    draws: Draws
+
+    @cached_property
+    def by_kind(self) -> dict[str, Floats]:
+        """Kind of error -> factors of its part that takes longest."""
+        speeds = self.factors
+        kinds = {"gemm": "few", "attention": "attention", "host": "host", "elementwise": "other"}
+        if int(self.design.parallel.tp) > 1:
+            kinds["collective"] = "sums"
+        if int(self.design.parallel.ep) > 1:
+            kinds["exchange"] = "exchanges"
+        return {kind: speeds[part] for kind, part in kinds.items()}
+
+    @cached_property
+    def factors(self) -> dict[str, Floats]:
+        """Part of a step -> factors."""
+        design, (dense, experts) = self.design, formats(self.design)
+        hidden = float(np.max(np.asarray(design.model.hidden)))
+        few, many = ({"m": float(tokens), "n": hidden, "k": hidden} for tokens in (_FEW, _MANY))
+        factor = self.draws.factor
+        drawn = {
+            "few": factor("gemm", "dense", key=dense, sizes=few),
+            "many": factor("gemm", "dense", key=dense, sizes=many),
+            "attention": factor("attention", "attention", key=design.kernels.name),
+            "other": factor("elementwise", "other"),
+            "host": factor("host", "host", key="kernel"),
+        }
+        if int(design.parallel.tp) > 1:
+            drawn["sums"] = factor("collective", "sums", key="inside")
+        if getattr(design.model, "moe", None) is not None:
+            drawn["experts"] = factor("gemm", "experts", key=experts, sizes=many)
+        if int(design.parallel.ep) > 1:
+            drawn["exchanges"] = factor("exchange", "dispatch", key="dispatch")
+        return drawn
+
+    def deployment(self, place: int) -> Deployment:
+        """The deployment of the design with one of the draws."""
+        base, drawn = (
+            kernels().of(*formats(self.design)),
+            {name: float(row[place]) for name, row in self.factors.items()},
+        )
+        experts = drawn.get("experts", 1.0)
+        speeds = EngineKernels(
+            dense=Speeds(few=base.dense.few * drawn["few"], many=base.dense.many * drawn["many"]),
+            experts=Speeds(few=base.experts.few * experts, many=base.experts.many * experts),
+            sum_s=base.sum_s,
+            peer_s=base.peer_s,
+            **{name: drawn.get(name, 1.0) for name in ("attention", "sums", "exchanges", "other")},
+        )
+        plan = self.design.server.scheduler
+        host = {name: getattr(plan, name) * drawn["host"] for name in ("host_s", "host_sequence_s", "launch_s")}
+        return deployment_of(with_scheduler(self.design, host), speeds)
+
+
+def with_scheduler(design: Serving, changes: Mapping[str, Any]) -> Serving:
+    """The design with other values of its scheduler."""
+    scheduler = design.server.scheduler.model_copy(update=dict(changes))
+    return design.model_copy(update={"server": design.server.model_copy(update={"scheduler": scheduler})})
+
+
+@dataclass(frozen=True)
+class Served:
+    """Deployments of one study, the best one first, by its limits."""
+
+    designs: Sequence[Serving]
+    limits: Mapping[str, float]
+
+    def values(self, deployment: Deployment, design: Serving, traffic: Traffic) -> list[float]:
+        """Values of `NAMES` of a deployment; without any token where it cannot serve."""
+        spec = design.traffic
+        try:
+            served = run(deployment, traffic, seed=int(spec.seed), skipped=float(spec.warm_up))
+        except ConfigError:
+            return [0.0, np.inf, np.inf]
+        share = float(design.slo.percentile)
+        rate = served.rate(traffic.outputs) / deployment.gpus
+        return [rate, percentile(served.ttft_s, share), percentile(served.tpot_s, share)]
+
+    def fits(self, values: Floats) -> NDArray[np.bool_]:
+        """Tell where values [..., names] are within the limits."""
+        fits = np.ones(values.shape[:-1], bool)
+        for place, name in enumerate(NAMES):
+            fits &= values[..., place] <= self.limits.get(name, np.inf)
+        return fits
+
+    def costs(self, values: Floats) -> Floats:
+        """GPU-seconds of a token [...]; `_NEVER` beyond the limits."""
+        rates = values[..., 0]
+        return np.asarray(np.where(self.fits(values) & (rates > 0), 1 / np.maximum(rates, 1e-30), _NEVER))
+
+    def drawn(self, draws: Draws) -> tuple[Floats, dict[str, Floats]]:
+        """Values [designs, draws, names] with drawn errors, and the factors of each kind of the best one."""
+        traffic, rows = self.designs[0].traffic.draw(), []
+        errors = [PartErrors(design, draws) for design in self.designs]
+        for error in errors:
+            deployments = map(error.deployment, range(draws.size))
+            rows.append([self.values(deployment, error.design, traffic) for deployment in deployments])
+        return np.array(rows), errors[0].by_kind
+
+    def under(self, change: Mapping[str, Any]) -> int:
+        """Place of the best deployment under changed traffic; -1 where none is within the limits."""
+        spec = self.designs[0].traffic.model_copy(update=dict(change))
+        traffic, rows = spec.draw(), []
+        for design in self.designs:
+            changed = design.model_copy(update={"traffic": spec})
+            rows.append(self.values(deployment_of(changed), changed, traffic))
+        costs = self.costs(np.array(rows))
+        return int(costs.argmin()) if costs.min() < _NEVER else -1
+
+
+def other_traffic(design: Serving) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield what traffic may be, in words, and the changes that make it so."""
+    spec = design.traffic
+    if spec.arrivals == "closed":
+        yield "requests under way", {"concurrency": int(_MORE * spec.concurrency)}
+    elif spec.arrivals == "trace":
+        yield "requests a second", {"speed": _MORE * spec.speed}
+    else:
+        yield "requests a second", {"rate_per_s": _MORE * spec.rate_per_s}
+    if spec.arrivals != "trace" and not spec.mix:
+        for name, words in (("input", "tokens of prompts"), ("output", "tokens of outputs")):
+            lengths: TokenLengths = getattr(spec, name)
+            yield words, {name: lengths.model_copy(update={"tokens": int(_MORE * lengths.tokens)})}
+
+
+def decide(
+    designs: Sequence[Serving], names: Sequence[str], limits: Mapping[str, float], *, settings: Any
+) -> dict[str, Any]:
+    """The entry of `summary.json` on the first of some deployments. names: of all, in words.
+
+    settings: those of a study: `decide` and `seed`. ranges: 5 and 95 % of what is drawn, by name; within: share of the
+    draws within the limits; changes: what traffic may have more of -> the best deployment then, "" for none.
+    """
+    asked, size = Served(designs, limits), min(int(settings.decide.samples), _MOST_DRAWN)
+    draws = draws_of(designs[0].system.gpu, samples=size, seed=int(settings.seed))
+    values, factors = asked.drawn(draws)
+    times = asked.costs(values)
+    decision = Decision.of(times, None, least=settings.decide.least, rivals=names[1:], basis=draws.basis)
+    within = asked.fits(values[0])
+    decision = replace(decision, fastest=float(((times[0] <= times.min(axis=0)) & within).mean()))
+    if not decision.is_decided:
+        decision = replace(decision, measure=_most_helpful(times, factors))
+    ends = np.quantile(np.where(np.isfinite(values[0]), values[0], _NEVER), ENDS, axis=0)
+    ranges = {name: [float(end) for end in ends[:, place]] for place, name in enumerate(NAMES)}
+    places = {words: asked.under(change) for words, change in other_traffic(designs[0])}
+    changes = {words: names[place] if place >= 0 else "" for words, place in places.items()}
+    return {**decision.json(), "ranges": ranges, "within": float(within.mean()), "draws": size, "changes": changes}
+
+
+def _most_helpful(times: Floats, factors: Mapping[str, Floats]) -> dict[str, Any]:
+    """The kind of error whose knowledge lowers the probability of a wrong choice most; empty where none does."""
+    now = 1 - float(np.bincount(np.argmin(times, axis=0)).max()) / times.shape[1]
+    wrong = {kind: wrong_if_known(times, np.stack([np.ones_like(row), row])) for kind, row in factors.items()}
+    kind = min(wrong, key=lambda name: wrong[name], default="")
+    helps = bool(kind) and wrong[kind] < now - _LEAST_HELP
+    return {"kind": kind, "wrong": now, "wrong_if_known": wrong[kind]} if helps else {}

@@ -1,0 +1,85 @@
+"""Plan of a deployment in a file: sections that `settings export` writes for serving software, and that come back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dse.errors import ConfigError, Problem, Problems
+from dse.errors.parsing import parse_yaml
+from dse.files import read_text
+from dse_serving.design import Serving, deployment_of
+
+_DEGREES = ("tp", "pp", "dp", "ep")
+_FORMATS = ("precision", "products", "weights", "kv_cache")
+_SCHEDULER = ("policy", "tokens", "sequences", "chunked", "block", "memory", "context", "overlapped")
+_SECTIONS: Mapping[str, tuple[str, ...]] = {"parallel": _DEGREES, "run": _FORMATS}
+_MOST_BYTES = 1 << 20
+
+
+def plan_tree(design: Serving) -> dict[str, Any]:
+    """The plan of a deployment: degrees, formats, limits of its scheduler, and its engines."""
+    engines, plan = design.engines, design.server.scheduler
+    formats = {name: getattr(design.run, name) for name in _FORMATS}
+    tree: dict[str, dict[str, Any]] = {
+        "parallel": {name: int(getattr(design.parallel, name)) for name in _DEGREES},
+        "run": {name: str(value) for name, value in formats.items() if value is not None},
+        "server": {"name": design.server.name, "scheduler": {name: getattr(plan, name) for name in _SCHEDULER}},
+        "engines": {"replicas": design.replicas, "apart": engines.apart, "overlap": usual_overlap(design)},
+    }
+    if engines.apart:
+        tree["engines"] |= {
+            "prefill_replicas": int(engines.prefill_replicas),
+            "prefill_tp": int(engines.prefill_tp or design.parallel.tp),
+        }
+    if engines.expert_gpus:
+        tree["engines"]["expert_gpus"] = int(engines.expert_gpus)
+    return tree
+
+
+def usual_overlap(design: Serving) -> str:
+    """The overlap of steps without prompts that have a full share of a closed loop, or half of what an engine may have:
+    software sets one for all steps.
+    """
+    if design.engines.overlap != "best":
+        return str(design.engines.overlap)
+    choice, spec = deployment_of(design).pools[-1].times.overlap, design.traffic
+    if choice is None:
+        return "waited"
+    most = int(design.server.scheduler.sequences)
+    under_way = int(spec.concurrency) / max(1, design.replicas) if spec.arrivals == "closed" else most / 2
+    row = int(np.argmin(np.abs(choice.sequences - min(under_way, most) / int(design.parallel.dp))))
+    octave = min(int(np.log2(float(spec.input.tokens + spec.output.tokens // 2))), choice.plain.shape[1] - 1)
+    return choice.names[int(choice.plain[row, octave])]
+
+
+def words_of_plan(path: Path) -> list[str]:
+    """Overrides of the study of serving that a plan says. Raises ConfigError for a file that is none."""
+    way = "name the plan.yaml of a run of `serve-plan`, or of `settings import serving=true`"
+    tree = parse_yaml(read_text(path, "plan", most=_MOST_BYTES, way_out=way), "plan")
+    if not isinstance(tree, Mapping) or "server" not in tree:
+        raise ConfigError([Problem("plan", "is no plan of serving", str(path), way)])
+    check, words = Problems(), list[str]()
+    for section, entries in tree.items():
+        if section in ("tool", "unread"):
+            continue
+        if section not in (*_SECTIONS, "server", "engines") or not isinstance(entries, Mapping):
+            check.add(f"plan.{section}", "is no section of a plan of serving", way_out=way)
+            continue
+        words += [
+            f"{section}.{name}={_text(value)}" for name, value in entries.items() if name not in ("name", "scheduler")
+        ]
+    server = tree["server"] if isinstance(tree["server"], Mapping) else {}
+    scheduler = server.get("scheduler") or {}
+    words += [f"server={server['name']}"] if "name" in server else []
+    words += [f"server.scheduler.{name}={_text(value)}" for name, value in scheduler.items()]
+    check.done()
+    return words
+
+
+def _text(value: Any) -> str:
+    """A value as it is typed."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
