@@ -195,11 +195,11 @@ def test_a_graph_of_layers_with_states_saves_launches() -> None:
 
 @pytest.mark.parametrize("model", ["llama3_8b", "qwen3_30b_a3b", "deepseek_v2_lite"])
 def test_kept_inputs_of_eight_bits_save_memory_and_cost_casts_unless_products_have_them(model: str) -> None:
-    of = {"model": model_tree(model), "kernels": "megatron_2026"}
-    plain, narrow = (of_llama({"run.activations": name}, **of) for name in (None, "fp8"))
+    parts = {"model": model_tree(model), "kernels": "megatron_2026"}
+    plain, narrow = (of_llama({"run.activations": name}, **parts) for name in (None, "fp8"))
     assert narrow["activation_bytes"] < plain["activation_bytes"] and narrow["state_bytes"] == plain["state_bytes"]
     assert narrow["iteration_s"] > plain["iteration_s"]
-    plain, narrow = (of_llama({"run.activations": name, "run.products": "fp8"}, **of) for name in (None, "fp8"))
+    plain, narrow = (of_llama({"run.activations": name, "run.products": "fp8"}, **parts) for name in (None, "fp8"))
     assert narrow["activation_bytes"] < plain["activation_bytes"] and narrow["iteration_s"] == plain["iteration_s"]
 
 
@@ -218,8 +218,8 @@ def test_drafts_yield_what_is_accepted_and_cost_their_time(drafts: int, acceptan
     decode = {"run.mode": "decode", "run.batch": 4}
     drafting = {"run.drafts": drafts, "run.acceptance": acceptance, "run.draft_share": share}
     plain, drafted = of_llama(decode), of_llama({**decode, **drafting})
-    made = drafted["tokens_per_s"] * drafted["iteration_s"] / 4
-    assert made == pytest.approx(sum(acceptance**place for place in range(drafts + 1)))
+    tokens = drafted["tokens_per_s"] * drafted["iteration_s"] / 4
+    assert tokens == pytest.approx(sum(acceptance**place for place in range(drafts + 1)))
     assert drafted["iteration_s"] - drafted["draft_s"] >= plain["iteration_s"]
     assert drafted["draft_s"] == pytest.approx(drafts * share * (drafted["iteration_s"] - drafted["draft_s"]))
     assert drafted["activation_bytes"] == plain["activation_bytes"]
@@ -231,8 +231,8 @@ def test_smaller_chunks_of_a_prompt_take_longer_for_the_same_work(power: int) ->
         of_llama({"run.mode": "prefill", "run.batch": 1, "run.chunk": chunk}) for chunk in (None, 2048, 2048 >> power)
     ]
     assert rows[0] == rows[1]
-    same, less = ("activation_bytes", "state_bytes"), rows[2]
-    assert [less[name] for name in same] == [rows[1][name] for name in same]
+    names, less = ("activation_bytes", "state_bytes"), rows[2]
+    assert [less[name] for name in names] == [rows[1][name] for name in names]
     assert less["iteration_s"] >= rows[1]["iteration_s"]
     assert less["tokens_per_s"] * less["iteration_s"] == pytest.approx(2048)
     assert less["flop"] == pytest.approx(rows[1]["flop"], rel=0.005)  # logits of each chunk beside
@@ -259,9 +259,9 @@ def test_what_a_step_has_no_use_for_is_refused_with_a_way_out(values: dict[str, 
 def test_sinks_and_losses_of_experts_are_kernels_of_training() -> None:
     model = model_tree("gpt_oss_20b")
     for mode, differs in (("training", True), ("prefill", False)):
-        values, of = {"run.mode": mode, "parallel.tp": 1}, {"kernels": "megatron_2026"}
+        values: dict[str, Any] = {"run.mode": mode, "parallel.tp": 1}
         rows = [
-            of_llama({**values, **given}, model={**model, "sinks": sinks}, **of)["num_kernels"]
-            for sinks, given in ((True, {}), (None, {}), (True, {"kernels.experts.losses": 0}))
+            of_llama({**values, **silent}, model={**model, "sinks": sinks}, kernels="megatron_2026")["num_kernels"]
+            for sinks, silent in ((True, {}), (None, {}), (True, {"kernels.experts.losses": 0}))
         ]
         assert (rows[0] > rows[1], rows[0] > rows[2]) == (differs, differs)

@@ -365,7 +365,8 @@ class Iteration:
         stretches = []
         for block in self.passes.blocks if forward else self.passes.blocks[::-1]:
             parts = [part for part in self.passes.parts if part.block is block and part.forward == forward]
-            layer = [self._stretch(part, share, replayed=part in self._graphed(parts)) for part in parts]
+            replayed = _replayed(parts, self.experts.graphed)
+            layer = [self._stretch(part, share, replayed=part in replayed) for part in parts]
             count = np.asarray(counts[block.name])
             place = self._waits_at(parts) if forward else None
             if place is None:
@@ -383,21 +384,6 @@ class Iteration:
         kernels = num_kernels(part.op, self.passes.parallel.tp) + np.asarray(part.op.launches, float)
         launch_s = 0.0 if replayed else np.asarray(self.host_launch_s, float)
         return launch_s * kernels * count, part.spent.seconds * count * share
-
-    def _graphed(self, parts: Sequence[StageOperator]) -> Sequence[StageOperator]:
-        """Operators of a pass of a layer that a graph replays: attention and router, on one side of both exchanges.
-
-        A layer of attention alone, or with a state, is replayed whole.
-        """
-        moved = [place for place, part in enumerate(parts) if isinstance(part.op.work, TokenExchange)]
-        kinds = {part.op.kind for part in parts}
-        scanned = any(isinstance(part.op.work, Scan) for part in parts)
-        graph = "state" if scanned else "attention" if "attention" in kinds else "router"
-        if graph not in self.experts.graphed:
-            return ()
-        if not moved:
-            return parts if graph != "router" and "fc" not in kinds else ()
-        return parts[: moved[0]] if parts[0].forward else parts[moved[-1] + 1 :]
 
     def _waits_at(self, parts: Sequence[StageOperator]) -> int | None:
         """Place of the operator of a layer that the host launches after its GPU has run those before; None: none."""
@@ -459,6 +445,22 @@ class Iteration:
             + self.passes.copies.update_s
         )
         return np.asarray(turns + ends + self.host_s)
+
+
+def _replayed(parts: Sequence[StageOperator], graphed: Sequence[str]) -> Sequence[StageOperator]:
+    """Operators of a pass of a layer that a graph replays: attention and router, on one side of both exchanges.
+
+    A layer of attention alone, or with a state, is replayed whole.
+    """
+    moved = [place for place, part in enumerate(parts) if isinstance(part.op.work, TokenExchange)]
+    kinds = {part.op.kind for part in parts}
+    scanned = any(isinstance(part.op.work, Scan) for part in parts)
+    graph = "state" if scanned else "attention" if "attention" in kinds else "router"
+    if graph not in graphed:
+        return ()
+    if not moved:
+        return parts if graph != "router" and "fc" not in kinds else ()
+    return parts[: moved[0]] if parts[0].forward else parts[moved[-1] + 1 :]
 
 
 def _exchange_s(platform: Platform, over: Axis, payload: Any, pattern: Pattern) -> Floats:
