@@ -249,7 +249,7 @@ FIELDS: dict[str, tuple[str, Any]] = {
     "an optimizer without weights": ("optimizer.flop", -1),
     "kernels that read less than nothing": ("kernels.softmax.forward", -1),
     "a clock that stands": ("system.gpu.clock", 0),
-    "a share above one": ("model.predicted", 1.5),
+    "a share above one": ("model.windowed", 1.5),
 }
 
 

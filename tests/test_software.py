@@ -14,7 +14,8 @@ from dse.config.compose import request
 from dse.config.options import conf_dir, list_options
 from dse.config.yaml_checks import load_yaml
 from simulators.costs.expert_exchange import RoutedTokens, kernel_seconds
-from simulators.steps.backend import iteration
+from simulators.steps.backend import StepBackend, iteration
+from simulators.steps.blocks import model_weights
 from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.plan.frameworks import tool_facts
 from studies.plan.stacks import defaults_of, measured_line, software_line, stack_words
@@ -157,3 +158,110 @@ def test_public_tables_of_amd_and_of_decoding_are_within_the_bounds_that_the_doc
     figures = amd_figures(data) | decode_figures(data) | throughput_figures(read_throughput(data))
     bounds = {"amd_collectives_median": 4, "amd_latency_median": 8, "amd_training_median": 12, "decode_median": 12}
     assert {name for name, bound in bounds.items() if not figures[name] <= bound} == set()
+
+
+# Layers with states, formats of activations, scales, chunks and drafts
+
+NEMOTRON = model_tree("nemotron3_nano_30b_a3b")
+
+
+def of_states(values: dict[str, Any], **state: Any) -> dict[str, float]:
+    model = {**NEMOTRON, "state": {**NEMOTRON["state"], **state}}
+    return of_llama({"run.sequence_length": 4096, **values}, model=model, kernels="megatron_2026")
+
+
+@pytest.mark.parametrize(("less", "more"), [(0.5, 2.0), (3.0, 1.5)])
+def test_a_longer_backward_scan_takes_longer_in_training_alone(less: float, more: float) -> None:
+    first, second = (of_states({}, backward=work) for work in (less, less * more))
+    assert first["forward_s"] == second["forward_s"] and first["state_bytes"] == second["state_bytes"]
+    assert first["backward_s"] <= second["backward_s"]
+    prompts = [of_states({"run.mode": "prefill"}, backward=work) for work in (None, less)]
+    assert prompts[0] == prompts[1]
+
+
+def test_widths_of_hybrids_make_as_many_weights_as_their_names_say() -> None:
+    for name, billions in (("nemotron3_nano_30b_a3b", 31.6), ("nemotron3_super_120b_a12b", 120.7)):
+        design = step({"run.mode": "prefill"}, model=model_tree(name))
+        counted = model_weights(design.model, design.run, design.kernels)
+        assert counted.number / 1e9 == pytest.approx(billions, rel=0.02)
+
+
+def test_a_graph_of_layers_with_states_saves_launches() -> None:
+    spread = {"run.sequence_length": 512, "run.batch": 1, "parallel.dp": 8, "parallel.ep": 8}
+    graphs: tuple[list[str], ...] = ([], ["state"], ["state", "attention", "router"])
+    waits = [of_states({**spread, "kernels.experts.graphed": graph}, backward=3)["host_s"] for graph in graphs]
+    assert waits[0] > waits[1] > waits[2]
+
+
+@pytest.mark.parametrize("model", ["llama3_8b", "qwen3_30b_a3b", "deepseek_v2_lite"])
+def test_kept_inputs_of_eight_bits_save_memory_and_cost_casts_unless_products_have_them(model: str) -> None:
+    parts = {"model": model_tree(model), "kernels": "megatron_2026"}
+    plain, narrow = (of_llama({"run.activations": name}, **parts) for name in (None, "fp8"))
+    assert narrow["activation_bytes"] < plain["activation_bytes"] and narrow["state_bytes"] == plain["state_bytes"]
+    assert narrow["iteration_s"] > plain["iteration_s"]
+    plain, narrow = (of_llama({"run.activations": name, "run.products": "fp8"}, **parts) for name in (None, "fp8"))
+    assert narrow["activation_bytes"] < plain["activation_bytes"] and narrow["iteration_s"] == plain["iteration_s"]
+
+
+@pytest.mark.parametrize("kernels", ["megatron_2026", "compiled"])
+def test_scales_of_blocks_need_fewest_passes_and_those_of_rows_most(kernels: str) -> None:
+    seconds = [
+        of_llama({"run.products": "fp8", "run.scales": scales}, kernels=kernels)["iteration_s"]
+        for scales in ("block", "tensor", "row")
+    ]
+    assert seconds == sorted(seconds) and seconds[0] < seconds[-1]
+
+
+@pytest.mark.slow
+@given(drafts=st.integers(1, 16), acceptance=st.floats(0, 1), share=st.floats(0, 1))
+def test_drafts_yield_what_is_accepted_and_cost_their_time(drafts: int, acceptance: float, share: float) -> None:
+    decode = {"run.mode": "decode", "run.batch": 4}
+    drafting = {"run.drafts": drafts, "run.acceptance": acceptance, "run.draft_share": share}
+    plain, drafted = of_llama(decode), of_llama({**decode, **drafting})
+    tokens = drafted["tokens_per_s"] * drafted["iteration_s"] / 4
+    assert tokens == pytest.approx(sum(acceptance**place for place in range(drafts + 1)))
+    assert drafted["iteration_s"] - drafted["draft_s"] >= plain["iteration_s"]
+    assert drafted["draft_s"] == pytest.approx(drafts * share * (drafted["iteration_s"] - drafted["draft_s"]))
+    assert drafted["activation_bytes"] == plain["activation_bytes"]
+
+
+@given(power=st.integers(0, 5))
+def test_smaller_chunks_of_a_prompt_take_longer_for_the_same_work(power: int) -> None:
+    rows = [
+        of_llama({"run.mode": "prefill", "run.batch": 1, "run.chunk": chunk}) for chunk in (None, 2048, 2048 >> power)
+    ]
+    assert rows[0] == rows[1]
+    names, less = ("activation_bytes", "state_bytes"), rows[2]
+    assert [less[name] for name in names] == [rows[1][name] for name in names]
+    assert less["iteration_s"] >= rows[1]["iteration_s"]
+    assert less["tokens_per_s"] * less["iteration_s"] == pytest.approx(2048)
+    assert less["flop"] == pytest.approx(rows[1]["flop"], rel=0.005)  # logits of each chunk beside
+
+
+@pytest.mark.parametrize(
+    ("values", "path"),
+    [
+        ({"run.chunk": 512}, "run.chunk"),
+        ({"run.mode": "prefill", "run.chunk": 1000}, "run.chunk"),
+        ({"run.mode": "decode", "run.drafts": 2}, "run.acceptance"),
+        ({"run.mode": "decode", "run.acceptance": 0.5}, "run.acceptance"),
+        ({"run.drafts": 2, "run.acceptance": 0.5, "run.draft_share": 0.1}, "run.drafts"),
+        ({"run.mode": "prefill", "run.activations": "fp8"}, "run.activations"),
+        ({"run.recompute": "all", "run.activations": "fp8"}, "run.activations"),
+        ({"run.scales": "row"}, "run.scales"),
+    ],
+)
+def test_what_a_step_has_no_use_for_is_refused_with_a_way_out(values: dict[str, Any], path: str) -> None:
+    problems = StepBackend().problems(step({"run.sequence_length": 2048, **values}, model=LLAMA))
+    assert path in [problem.path for problem in problems] and all(problem.way_out for problem in problems)
+
+
+def test_sinks_and_losses_of_experts_are_kernels_of_training() -> None:
+    model = model_tree("gpt_oss_20b")
+    for mode, differs in (("training", True), ("prefill", False)):
+        values: dict[str, Any] = {"run.mode": mode, "parallel.tp": 1}
+        rows = [
+            of_llama({**values, **silent}, model={**model, "sinks": sinks}, kernels="megatron_2026")["num_kernels"]
+            for sinks, silent in ((True, {}), (None, {}), (True, {"kernels.experts.losses": 0}))
+        ]
+        assert (rows[0] > rows[1], rows[0] > rows[2]) == (differs, differs)

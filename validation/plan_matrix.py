@@ -3,7 +3,8 @@
 Ten models on eight machines, with 8, 64 and 1,024 GPUs, trained, prefilled and decoded, in bf16 and with fp8 products:
 1,440 questions. Each asks `LayoutQuestion` for the best layout with serial sites, in the software that a plan takes by
 itself; the answer is a layout and its time, or one sentence why there is none. --sample: so many of them, evenly spaced
-in an order that shuffles all. --write: the table `docs/reference/plan_matrix.csv`.
+in an order that shuffles all. --minutes: no further ones after so many. --write: the table
+`docs/reference/plan_matrix.csv`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import csv
 import itertools
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -77,10 +79,13 @@ def questions(sample: int | None = None) -> list[tuple[str, str, int, str, str]]
     return every[:sample]
 
 
-def answers(sample: int | None = None) -> Iterator[Answer]:
-    """Yield the answer to each question."""
+def answers(sample: int | None = None, *, minutes: float = math.inf) -> Iterator[Answer]:
+    """Yield the answer to each question that is asked within some minutes."""
+    end = time.perf_counter() + 60 * minutes
     for asked in questions(sample):
         begin = time.perf_counter()
+        if begin > end:
+            return
         try:
             seconds, text = _ask(*asked)
             failed = False
@@ -122,10 +127,11 @@ def main(words: Sequence[str] | None = None) -> int:
     """Ask, and print or write; 1 where a question has no answer."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sample", type=int, help="questions of the sample; all without it")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="ask no further questions after so many")
     parser.add_argument("--write", action="store_true", help="write the table of the documentation")
     parser.add_argument("--json", action="store_true", help="print a JSON list")
     asked = parser.parse_args(words)
-    found = list(answers(asked.sample))
+    found = list(answers(asked.sample, minutes=asked.minutes))
     if asked.write:
         names = [field.name for field in fields(Answer) if field.name not in ("took_s", "failed")]
         with _PAGE.open("w", encoding="utf-8", newline="") as file:

@@ -54,13 +54,14 @@ def read_throughput(data: Path, *, fitted: bool = False) -> Throughput:
 def throughput_figures(read: Throughput) -> dict[str, Any]:
     """Errors of steps that no constant was fitted on, by model and GPU, and the figures of the benchmark [%].
 
-    dense_median, moe_median: median size of the errors of Megatron-Bridge's rows; moe_worst_model: of the mixture whose
-    median error is largest; nemo_median: as dense_median, of NeMo 24.07's rows. None where a table is absent.
+    dense_median, moe_median, hybrid_median: median size of the errors of Megatron-Bridge's rows, of mixtures with
+    attention alone and with states; moe_worst_model: of the mixture with attention alone whose median error is largest;
+    nemo_median: as dense_median, of NeMo 24.07's rows. None where a table is absent.
     """
     groups: dict[str, list[float]] = {}
     models: dict[str, list[float]] = {}
     for step in (step for step in read.steps if not step.fitted):
-        kind = step.table if step.table != "megatron_bridge" else "mixtures" if step.facts["mixture"] else "dense"
+        kind = _kind(step)
         for name in (kind, f"{kind}: {step.facts['model']}", f"{kind}: {step.facts['system']}"):
             groups.setdefault(name, []).append(step.error)
         if kind == "mixtures":
@@ -70,6 +71,7 @@ def throughput_figures(read: Throughput) -> dict[str, Any]:
     return {
         "dense_median": medians.get("dense"),
         "moe_median": medians.get("mixtures"),
+        "hybrid_median": medians.get("hybrids"),
         "moe_worst_model": max(worst, default=None),
         "nemo_median": medians.get("nemo"),
         "amd_training_median": medians.get("amd_training"),
@@ -77,6 +79,13 @@ def throughput_figures(read: Throughput) -> dict[str, Any]:
         "left_out": dict(read.left_out),
         "fitted_rows": sum(step.fitted for step in read.steps),
     }
+
+
+def _kind(step: Step) -> str:
+    """The table of a step, or the kind of model within Megatron-Bridge's."""
+    if step.table != "megatron_bridge":
+        return step.table
+    return "hybrids" if step.facts["states"] else "mixtures" if step.facts["mixture"] else "dense"
 
 
 def _step(table: str, row: Mapping[str, str]) -> Step | str:
@@ -92,7 +101,8 @@ def _step(table: str, row: Mapping[str, str]) -> Step | str:
     design = _design(chosen, row)
     seconds = _seconds(row, design)
     name = " ".join(row[key] for key in ("model", "system", "precision", "gpus") if key in row)
-    facts = {"model": model, "system": system, "precision": row["precision"], "mixture": "moe" in design["model"]}
+    facts: dict[str, Any] = {"model": model, "system": system, "precision": row["precision"]}
+    facts |= {"mixture": "moe" in design["model"], "states": "state" in design["model"]}
     step = Step(table, f"{name} {row.get('container', '')}".strip(), design, seconds, facts, fitted_row(table, row))
     try:
         step.metrics()
@@ -147,11 +157,13 @@ def _design(chosen: Mapping[str, Any], row: Mapping[str, str]) -> dict[str, Any]
         "parallel": {**chosen["parallel"], **parallel, **({"zero": 3} if _number(row["fsdp"]) > 1 else {})},
     }
     for recipe in chosen["recipes"]:
-        sections = {name: recipe[name] for name in ("run", "parallel", "kernels", "experts") if name in recipe}
+        parts = ("run", "parallel", "kernels", "experts", "widths")
+        sections = {name: recipe[name] for name in parts if name in recipe}
         if matches({name: cells for name, cells in recipe.items() if name not in sections}, row):
             for name, values in sections.items():
                 part = tree["kernels"] if name == "experts" else tree
-                part[name] = {**(part.get(name) or {}), **values}
+                of_tree = {"widths": "model"}.get(name, name)
+                part[of_tree] = {**(part.get(of_tree) or {}), **values}
     return tree
 
 

@@ -60,10 +60,11 @@ from simulators.steps.seqpoint import Iterations, choose
 from simulators.steps.sites import SITES, SiteSchedules, TensorGroup, places, read_sites, site_condition, site_rules
 from simulators.steps.task_graph import intervals, run
 from simulators.taskgraph.timeline import Timeline
-from simulators.workloads.model import ExpertKernels, Kernels, Model, Optimizer, Parallel, Run, Transformer
+from simulators.workloads.experts import ExpertKernels
+from simulators.workloads.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
-_VERSION = "15"  # part of every result's key: raised where results change
+_VERSION = "16"  # part of every result's key: raised where results change
 
 
 class _AnyModel(Frozen):

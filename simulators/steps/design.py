@@ -19,7 +19,7 @@ from simulators.hardware.number_formats import Format
 from simulators.hardware.parts import Grown, Precision, StreamingRates
 from simulators.hardware.pim import InstructionSet
 from simulators.steps.groups import leaves_node
-from simulators.steps.parallel_rules import parallel_rules
+from simulators.steps.parallel_rules import parallel_rules, pass_rules
 from simulators.steps.quantised import QuantisedWeights
 from simulators.steps.seqpoint import Iterations
 from simulators.workloads.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
@@ -141,6 +141,7 @@ def rules(design: StepDesign) -> Iterator[Rule]:
     yield from _epoch_rules(design)
     yield from _copy_rules(design)
     yield from _mode_rules(design.model, run)
+    yield from pass_rules(design.model, run, parallel, lengths=design.lengths is not None)
     yield from _format_rules(design)
     others = {"quantised": design.quantised is not None, "lengths": design.lengths is not None}
     yield from parallel_rules(design.model, run, parallel, **others)

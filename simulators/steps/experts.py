@@ -39,8 +39,7 @@ from simulators.costs.collective import Group, Pattern, collective_cost
 from simulators.costs.expert_exchange import Direction, RoutedTokens, exchange_seconds
 from simulators.steps.operators import Exchange, Op, Product, Stream
 from simulators.steps.sizes import Sizes, gather_tokens, product, reduce_partial_sums, stream
-from simulators.workloads.experts import MixtureOfExperts, distinct_places
-from simulators.workloads.model import ExpertExchange, ExpertKernels
+from simulators.workloads.experts import ExpertExchange, ExpertKernels, MixtureOfExperts, distinct_places
 from simulators.workloads.stored import Part
 
 Floats = NDArray[np.float64]
@@ -150,6 +149,8 @@ def expert_feed_forward(sizes: Sizes) -> Iterator[Op]:
     experts = np.asarray(_moe(sizes).experts, float)
     yield Op("router", "fc", "forward", product(experts, routing.tokens, sizes.hidden))
     kernels = np.asarray(_kernels(sizes).router, float)
+    if sizes.run.mode == "training":
+        kernels = kernels + np.asarray(_kernels(sizes).losses, float)
     if np.any(kernels > 0):
         scores = kernels * 2 * _FP32 * routing.tokens * experts  # read and written by each
         yield Op("routing", "activation", "forward", Stream(scores, kernels=kernels, like="add", like_bytes=scores))
@@ -281,3 +282,10 @@ def kept_bytes_of_experts(sizes: Sizes, *, activations: bool = True) -> Any:
     routed = routing.rows * (2 * sizes.hidden + matrices * routing.width)
     shared = sizes.tokens * matrices * _moe(sizes).width_of_shared / sizes.tp
     return sizes.element * (routed + shared)
+
+
+def inputs_of_experts(sizes: Sizes) -> Any:
+    """Numbers that products of experts and shared experts of a layer read, beside the activations themselves."""
+    routing = _routing(sizes)
+    shared = sizes.tokens * _moe(sizes).width_of_shared / sizes.tp
+    return routing.rows * (_expert_hidden(sizes) + routing.width) + shared

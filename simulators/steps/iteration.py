@@ -49,7 +49,8 @@ from simulators.steps.operators import (
 from simulators.steps.passes import MicroBatch
 from simulators.steps.pipelines import StageTurns
 from simulators.steps.sharded_data import SplitLayers
-from simulators.workloads.model import ExpertKernels
+from simulators.steps.state_layers import Scan
+from simulators.workloads.experts import ExpertKernels
 
 Floats = NDArray[np.float64]
 _BY_PASS = ("dualpipe", "v_min")  # schedules whose turns depend on each kind of pass
@@ -294,9 +295,7 @@ class Iteration:
     @cached_property
     def message_s(self) -> Floats:
         """Time of one micro-batch's activations to the next stage."""
-        tokens = np.asarray(self.passes.run.batch, float) * (
-            1 if self.passes.run.mode == "decode" else self.passes.run.sequence_length
-        )
+        tokens = np.asarray(self.passes.run.batch, float) * self.passes.run.pass_tokens
         whole = self.passes.run.element_bytes * tokens / self.passes.parallel.cp * np.asarray(self.width, float)
         shared = self.passes.parallel.scatter_gather or self.passes.parallel.sequence_parallel
         if not shared:
@@ -366,7 +365,8 @@ class Iteration:
         stretches = []
         for block in self.passes.blocks if forward else self.passes.blocks[::-1]:
             parts = [part for part in self.passes.parts if part.block is block and part.forward == forward]
-            layer = [self._stretch(part, share, replayed=part in self._graphed(parts)) for part in parts]
+            replayed = _replayed(parts, self.experts.graphed)
+            layer = [self._stretch(part, share, replayed=part in replayed) for part in parts]
             count = np.asarray(counts[block.name])
             place = self._waits_at(parts) if forward else None
             if place is None:
@@ -384,13 +384,6 @@ class Iteration:
         kernels = num_kernels(part.op, self.passes.parallel.tp) + np.asarray(part.op.launches, float)
         launch_s = 0.0 if replayed else np.asarray(self.host_launch_s, float)
         return launch_s * kernels * count, part.spent.seconds * count * share
-
-    def _graphed(self, parts: Sequence[StageOperator]) -> Sequence[StageOperator]:
-        """Operators of a pass of a layer that a graph replays: attention and router, on one side of both exchanges."""
-        moved = [place for place, part in enumerate(parts) if isinstance(part.op.work, TokenExchange)]
-        if not self.experts.graphed or not moved:
-            return ()
-        return parts[: moved[0]] if parts[0].forward else parts[moved[-1] + 1 :]
 
     def _waits_at(self, parts: Sequence[StageOperator]) -> int | None:
         """Place of the operator of a layer that the host launches after its GPU has run those before; None: none."""
@@ -433,7 +426,16 @@ class Iteration:
 
     @cached_property
     def seconds(self) -> Floats:
-        """The iteration."""
+        """The iteration, with the drafts that it checks."""
+        return self._checked_s + self.draft_s
+
+    @cached_property
+    def draft_s(self) -> Floats:
+        """Drafts of tokens before a decode step."""
+        return np.asarray(self._checked_s * self.passes.run.drafting)
+
+    @cached_property
+    def _checked_s(self) -> Floats:
         turns = self.passes.micro_batches * self.slot_s + self.bubble_s
         ends = (
             self.gradients.exposed_s
@@ -443,6 +445,22 @@ class Iteration:
             + self.passes.copies.update_s
         )
         return np.asarray(turns + ends + self.host_s)
+
+
+def _replayed(parts: Sequence[StageOperator], graphed: Sequence[str]) -> Sequence[StageOperator]:
+    """Operators of a pass of a layer that a graph replays: attention and router, on one side of both exchanges.
+
+    A layer of attention alone, or with a state, is replayed whole.
+    """
+    moved = [place for place, part in enumerate(parts) if isinstance(part.op.work, TokenExchange)]
+    kinds = {part.op.kind for part in parts}
+    scanned = any(isinstance(part.op.work, Scan) for part in parts)
+    graph = "state" if scanned else "attention" if "attention" in kinds else "router"
+    if graph not in graphed:
+        return ()
+    if not moved:
+        return parts if graph != "router" and "fc" not in kinds else ()
+    return parts[: moved[0]] if parts[0].forward else parts[moved[-1] + 1 :]
 
 
 def _exchange_s(platform: Platform, over: Axis, payload: Any, pattern: Pattern) -> Floats:

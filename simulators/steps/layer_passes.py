@@ -4,12 +4,13 @@ Two products back for each forward one, of its input (dX) and of its weights (dW
 its two, as scores are computed again. With adapters (`run.adapters`: LoRA, arXiv:2106.09685) weights are frozen: none
 of them has a dW, and inputs and gradients are cast by rows alone; beside each projection of attention, of k to m
 numbers, an adapter of rank r reads k and writes r numbers of each token, then reads r and adds m (products of
-`run.precision`, after a dropout of their input), with both gradients.
+`run.precision`, after a dropout of their input), with both gradients. Inputs that are kept in a format of their own
+(`run.activations`) are cast to it forward, and back before dW.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,19 +19,23 @@ import numpy as np
 from simulators.costs.collective import Pattern
 from simulators.steps.context import RingPass
 from simulators.steps.experts import TokenExchange
-from simulators.steps.operators import AGAIN, Exchange, Op, Product, Stream
+from simulators.steps.operators import AGAIN, Exchange, Op, Phase, Product, Stream
 from simulators.steps.passes import stage_share
 from simulators.steps.sizes import COPIED, Sizes, elements, product
+from simulators.steps.state_layers import Scan
+from simulators.workloads.stored import weight_format
 
 _SUMS = ("all-reduce", "reduce-scatter")
 TRANSPOSES = "transposes"
 """What names of copies of queries, keys and values end in."""
-_READS_ALL = ("qkv", "cross qkv", "fc1", "latent down", "shared fc1")
+_READS_ALL = ("qkv", "cross qkv", "fc1", "latent down", "shared fc1", "state in")
 """Products of what tp does not split, whose gradients every GPU of tp has a part of."""
 _UP = ("q up", "kv up", "rotary")
 _DISPATCHED = ("expert fc1", "shared fc1")
 _FLASH_BACKWARD = 2.5  # five products for the forward pass's two: scores are computed again
 _DROPOUT = 2.5  # passes: read, write, and a mask of one byte
+_LARGEST: Mapping[str, float] = {"tensor": 1.0, "row": 1.0, "block": 0.0}
+"""Passes that find the largest numbers before a cast by tiles: of a whole tensor, of columns; a block has its own."""
 _BY_COLUMNS = 0.5  # of a pass: the copy of 8 bits that gradients of weights alone read
 
 
@@ -67,7 +72,7 @@ def recomputed_share(sizes: Sizes) -> Any:
 
 def all_passes(sizes: Sizes, forward: tuple[Op, ...]) -> tuple[Op, ...]:
     """Forward operators, then those that recompute, then those of the backward pass."""
-    plain, forward = forward, tuple(part for op in forward for part in (*_casts(sizes, op, backward=False), op))
+    plain, forward = forward, tuple(part for op in forward for part in (*_casts_before(sizes, op), op))
     if sizes.run.mode != "training":
         return forward
     again = _computed_again(sizes, forward)
@@ -77,6 +82,23 @@ def all_passes(sizes: Sizes, forward: tuple[Op, ...]) -> tuple[Op, ...]:
     recomputed = tuple(replace(op, phase="recompute", name=f"{op.name}{AGAIN}") for op in again)
     backward = (gradient for op in reversed(plain) for gradient in _backward(sizes, op))
     return (*forward, *recomputed, *backward)
+
+
+def _casts_before(sizes: Sizes, op: Op) -> Iterator[Op]:
+    """Casts of what a product reads, and of its input into the format in which it is kept."""
+    yield from _casts(sizes, op, backward=False)
+    yield from _kept_cast(sizes, op, "forward")
+
+
+def _kept_cast(sizes: Sizes, op: Op, phase: Phase) -> Iterator[Op]:
+    """The cast of a linear layer's input into the format in which it is kept, or back; none where products have it."""
+    name, work = sizes.run.activations, op.work
+    if name is None or name == sizes.run.products or not isinstance(work, Product) or not _is_linear(op):
+        return
+    tensor = np.asarray(work.n, float) * np.asarray(work.k, float) * np.asarray(work.batch, float)
+    moved = (sizes.element + weight_format(name).bytes_of(sizes.hidden)) * tensor
+    word = "kept" if phase == "forward" else "read back"
+    yield Op(f"{op.name} {word}", op.kind, phase, Stream(moved), op.count, weight=phase == "backward")
 
 
 def _casts(sizes: Sizes, op: Op, *, backward: bool) -> Iterator[Op]:
@@ -89,9 +111,12 @@ def _casts(sizes: Sizes, op: Op, *, backward: bool) -> Iterator[Op]:
         return
     m, n, k = (np.asarray(size, float) for size in (work.m, work.n, work.k))
     tensor = sizes.element * (m * n if backward else (m + n) * k)
-    times, kernels = (
-        (passes.backward, passes.backward_kernels) if backward else (passes.forward, passes.forward_kernels)
-    )
+    times: Any = passes.backward if backward else passes.forward
+    kernels: Any = passes.backward_kernels if backward else passes.forward_kernels
+    if sizes.run.scales == "row":  # rows of a product are columns of its gradients: each has a cast of its own
+        times, kernels = 2 * np.asarray(times), 2 * np.asarray(kernels)
+    elif sizes.run.scales == "block":  # a block finds its largest number in the cast itself
+        times, kernels = (np.maximum(np.asarray(number) - 1, 1) for number in (times, kernels))
     cast = Stream(times * tensor, kernels=kernels)
     yield Op(f"{op.name} cast", op.kind, "backward" if backward else "forward", cast, op.count)
 
@@ -102,7 +127,8 @@ def _tile_casts(sizes: Sizes, op: Op, work: Product, *, backward: bool) -> Itera
     cast_first = op.name in _DISPATCHED and (experts is None or experts.cast_first)
     if casts is None or (cast_first and not backward):  # cast once, for their dispatch
         return
-    launches, before = op.launches if work.grouped else 0.0, casts.before(sizes.run.products)
+    scales, launches = sizes.run.scales, op.launches if work.grouped else 0.0
+    before = casts.before(sizes.run.products) if scales is None else _LARGEST[scales]
     once = 0.0 if sizes.run.adapters is None else _BY_COLUMNS  # products with frozen weights read rows alone
     m, n, k, batch = (np.asarray(size, float) for size in (work.m, work.n, work.k, work.batch))
     inputs, outputs = sizes.element * n * k * batch, sizes.element * m * n * batch
@@ -151,11 +177,12 @@ def _backward(sizes: Sizes, op: Op) -> Iterator[Op]:
         if op.name in _READS_ALL or (op.name == "expert fc1" and sizes.parallel.ep == 1):
             yield from _conjugate(sizes, op)
         if sizes.run.adapters is None:
+            yield from _kept_cast(sizes, op, "backward")
             yield replace(gradient, name=f"{op.name} dW", work=Product(work.k, work.m, work.n, **parts), weight=True)
+    elif isinstance(work, TokenExchange | RingPass | Scan):
+        yield replace(gradient, name=f"{op.name} backward", work=work.backward)
     elif isinstance(work, Stream):
         yield replace(gradient, name=f"{op.name} backward", work=_streamed_back(sizes, op))
-    elif isinstance(work, TokenExchange | RingPass):
-        yield replace(gradient, name=f"{op.name} backward", work=work.backward)
     elif isinstance(work, Exchange) and work.pattern == "reduce_scatter":  # its gradient is gathered
         yield replace(gradient, name=f"{op.name} backward", work=replace(work, pattern="all_gather"))
     elif isinstance(work, Exchange) and work.over == "etp":  # and that of what was gathered is added

@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 # schedules are lowered and run, which takes far longer than the closed form
 _PROBED = 24  # layouts that are computed with schedules at their sites
 _ALIKE = 2  # of these, with equal tp, pp and ep
-_LARGER = (2, 4, 8, 16)  # times as many GPUs, which are tried where nothing fits
+_LARGER = (2, 4, 8, 16, 32, 64)  # times as many GPUs, which are tried where nothing fits
 _MOST_CP = 8  # GPUs that split a sequence
 _NUMBERS = ("tp", "pp", "dp", "batch", "micro_batches")  # that may be arrays
 _SCHEDULES: tuple[Mapping[str, Any], ...] = (
@@ -345,7 +345,8 @@ class LayoutQuestion:
         rule = f"finds no layout of {self.gpus} GPUs that fits: {serial.layouts[least].name} takes least, "
         rule += f"{serial.memory_share[least]:.2f} times the memory of a GPU"
         larger = serial
-        for times in _LARGER:  # so that the way out names how many GPUs would do
+        needed = float(serial.memory_share[least]) / 2  # fewer split no state finely enough
+        for times in (times for times in _LARGER if times > needed):  # so that the way out names how many GPUs would do
             more = replace(self, gpus=times * self.gpus)
             larger = more.candidates(**_LEAN)
             if larger.fitting.layouts:

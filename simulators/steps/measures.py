@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 _SERIALIZED = ("tp", "ep", "cp", "etp")  # messages of pp are counted apart, gradients of dp overlap the backward pass
 _GEMMS = ("linear", "fc", "attention")  # kinds of operators with products
-SHARES = (*KINDS, "communication", "bubble", "quantisation", "host")
+SHARES = (*KINDS, "communication", "bubble", "quantisation", "host", "drafts")
 METRICS: Mapping[str, Metric] = {
     "iteration_s": Metric("s", "one iteration: all micro-batches, and the optimizer's update"),
     "tokens_per_s": Metric("1/s", "tokens (or frames) of all replicas over the iteration", "maximize"),
@@ -40,6 +40,7 @@ METRICS: Mapping[str, Metric] = {
     "exposed_dp_s": Metric("s", "what of these ends after it, and weights gathered after the update"),
     "bubble_s": Metric("s", "waiting for other stages"),
     "host_s": Metric("s", "waiting for the framework's host"),
+    "draft_s": Metric("s", "drafts of tokens that a decode step checks"),
     "quantisation_s": Metric("s", "making low-precision copies of weights: the GPU's kernels, or units in its memory"),
     "quantisation_waited_s": Metric("s", "what the GPU spends on them itself, or waits for"),
     "quantisation_slowed_s": Metric("s", "what its operators lose to bursts of units in its memory"),
@@ -101,6 +102,7 @@ def measure(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
         "exposed_dp_s": exposed,
         "bubble_s": iteration.bubble_s,
         "host_s": host,
+        "draft_s": iteration.draft_s,
         "quantisation_s": m * copies.busy_s + copies.update_s,
         "quantisation_waited_s": m * copies.waited_s + copies.update_s,
         "quantisation_slowed_s": m * copies.slowed_s,
@@ -115,6 +117,7 @@ def measure(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
         "share_communication": (serialized + exposed) / total,
         "share_bubble": iteration.bubble_s / total,
         "share_host": host / total,
+        "share_drafts": iteration.draft_s / total,
         "share_quantisation": (m * copies.slot_s + copies.update_s) / total,
     }
 
@@ -135,7 +138,8 @@ def _of(parts: Iterable[StageOperator], kind: str) -> list[StageOperator]:
 
 def _tokens(iteration: Iteration) -> Floats:
     passes = iteration.passes
-    length = 1 if passes.run.mode == "decode" else passes.run.sequence_length  # a token of each sequence
+    # a token of each sequence, and accepted drafts
+    length = passes.run.generated if passes.run.mode == "decode" else passes.run.pass_tokens
     return np.asarray(
         passes.micro_batches * passes.run.batch * np.asarray(length) * np.asarray(passes.parallel.dp),
         float,
@@ -232,7 +236,8 @@ def memory(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     bytes_per_weight: Any = b
     unlearnt: Any = 0.0  # what a frozen weight does without
     per_expert: Any = 0.0  # what a weight of experts takes beyond it, whose state is split over other GPUs
-    flight = ends = passes.micro_batches  # inference keeps the caches of all micro-batches
+    # inference keeps the caches of all micro-batches
+    flight = ends = np.asarray(passes.run.micro_batches, float)
     if passes.is_training:
         of_weights, of_gradients, of_state = state_splits(passes.parallel, passes.parallel.state_gpus)
         by_weight = passes.optimizer.bytes_of(passes.run)

@@ -41,6 +41,57 @@ def parallel_rules(model: Any, run: Run, parallel: Parallel, **others: bool) -> 
         yield from _pattern_rules(model, run, parallel)
 
 
+def pass_rules(model: Any, run: Run, parallel: Parallel, *, lengths: bool) -> Iterator[Rule]:
+    """Chunks are of prompts, drafts of decode steps, and formats of what is trained, or multiplied, of training."""
+    if run.chunk is not None:
+        yield from _chunk_rules(model, run, parallel, lengths=lengths)
+    drafting = {"run.drafts": run.drafts, "run.acceptance": run.acceptance, "run.draft_share": run.draft_share}
+    for path, value in drafting.items():
+        if value is not None and run.mode != "decode":
+            yield Rule(path, True, "is of decoding", value, way_out=f"set run.mode=decode, or {path}=null")
+        elif (value is None) != (run.drafts is None):
+            rule = "belongs to speculative decoding, which has all of run.drafts, run.acceptance and run.draft_share"
+            yield Rule(path, True, rule, value, way_out=_DRAFTED if run.drafts is not None else "set run.drafts=3")
+    if run.activations is not None:
+        yield from _activation_rules(model, run)
+    if run.scales is not None and run.products not in _SCALED:
+        rule = f"are of products in {' or '.join(_SCALED)}"
+        yield Rule("run.scales", True, rule, run.scales, way_out="set run.products=fp8, or leave them out")
+
+
+_DRAFTED = "set run.acceptance=0.7 run.draft_share=0.05, or run.drafts=null"
+_SCALED = ("fp8",)
+
+
+def _chunk_rules(model: Any, run: Run, parallel: Parallel, *, lengths: bool) -> Iterator[Rule]:
+    """Chunks divide a prompt, whose keys are those of attention in a cache."""
+    reasons = {
+        "is of prefill": run.mode != "prefill",
+        "is of transformers": not isinstance(model, Transformer),
+        "is not modelled of latents, which each chunk would expand again": getattr(model, "latent", None) is not None,
+        "is not modelled with parallel.cp > 1": parallel.cp > 1,
+        "is not modelled with parallel.split_ctas": bool(parallel.split_ctas),
+        "is of prompts of one length": lengths,
+    }
+    for rule, broken in reasons.items():
+        yield Rule("run.chunk", broken, rule, run.chunk, way_out="set run.chunk=null")
+    uneven = np.asarray(run.sequence_length) % np.asarray(run.chunk) != 0
+    rule = "does not divide a prompt (run.sequence_length = {0})"
+    yield Rule("run.chunk", uneven, rule, run.chunk, (run.sequence_length,), "take a divisor")
+
+
+def _activation_rules(model: Any, run: Run) -> Iterator[Rule]:
+    """Inputs of linear layers are kept where a backward pass reads them."""
+    reasons = {
+        "is of training: inference keeps no activations": run.mode != "training",
+        "is of transformers": not isinstance(model, Transformer),
+        "is not modelled with run.recompute = half, up_projections or all, which keep other inputs": run.recompute
+        not in ("none", "attention"),
+    }
+    for rule, broken in reasons.items():
+        yield Rule("run.activations", broken, rule, run.activations, way_out="set run.activations=null")
+
+
 def _moe_rules(model: Transformer, moe: MixtureOfExperts, parallel: Parallel) -> Iterator[Rule]:
     """Tokens go to experts that there are, in layers that there are, and tp splits these where ep does not."""
     experts, layers, tp = (np.asarray(n) for n in (moe.experts, model.layers, parallel.tp))
@@ -189,7 +240,7 @@ def _cp_rules(model: Any, run: Run, parallel: Parallel, *, lengths: bool) -> Ite
 
 
 def _pattern_rules(model: Transformer, run: Run, parallel: Parallel) -> Iterator[Rule]:
-    """Kinds of layers make up all of them, and have what they are made of; those with a state run in inference."""
+    """Kinds of layers make up all of them, and have what they are made of; states are trained by a known scan."""
     path, pattern = "model.pattern", model.pattern or ()
     if not pattern:
         return
@@ -206,9 +257,11 @@ def _pattern_rules(model: Transformer, run: Run, parallel: Parallel) -> Iterator
     if not parts["state"] or model.state is None:
         return
     rule = "of layers with a state is not modelled"
-    yield Rule(
-        "run.mode", run.mode == "training", f"{rule}: its backward scan", run.mode, way_out="set prefill or decode"
-    )
+    untrained = run.mode == "training" and model.state.backward is None
+    yield Rule("run.mode", untrained, f"{rule}: its backward scan", run.mode, way_out="set prefill or decode")
+    if run.mode == "training" and run.recompute == "half":
+        way = "set run.recompute=all, or none"
+        yield Rule("run.recompute", True, "is not modelled of layers with a state", run.recompute, way_out=way)
     yield Rule(
         "parallel.cp", parallel.cp > 1, f"{rule}: cp would cut the scan", parallel.cp, way_out="set parallel.cp=1"
     )

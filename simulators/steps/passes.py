@@ -75,8 +75,8 @@ class MicroBatch:
 
     @property
     def micro_batches(self) -> Floats:
-        """m."""
-        return np.asarray(self.run.micro_batches, float)
+        """m; of a prompt in chunks, passes of all of them."""
+        return np.asarray(self.run.passes, float)
 
     @cached_property
     def parts(self) -> tuple[StageOperator, ...]:

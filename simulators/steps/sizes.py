@@ -46,8 +46,9 @@ class Sizes:
     @property
     def queries(self) -> Floats:
         """Queries of a sequence that this GPU has."""
-        length = np.asarray(self.run.sequence_length, float) / (2 if self.half else 1) / self.parallel.cp
-        return np.ones_like(length) if self.run.mode == "decode" else length  # one new token of each sequence
+        length: Floats = self.run.pass_tokens
+        # one new token of each sequence, and drafts
+        return length if self.run.mode == "decode" else length / (2 if self.half else 1) / self.parallel.cp
 
     @property
     def keys(self) -> Floats:
@@ -121,6 +122,8 @@ class Sizes:
         """
         # all parts of a sequence together
         queries = self.queries * self.parallel.cp if self.run.mode != "decode" else self.queries
+        if self.run.chunk is not None:  # and all chunks of it
+            queries = self.keys
         # a query sees those before it: half of all, with the diagonal
         every = 1 - (queries - 1) / (2 * self.keys) if self.model.causal else np.ones(())
         if self.model.window is None:
@@ -137,6 +140,18 @@ class Sizes:
             return self.keys
         share = np.asarray(self.model.windowed, float)
         return np.asarray((1 - share) * self.keys + share * np.minimum(self.keys, np.asarray(self.model.window, float)))
+
+    @property
+    def is_cached(self) -> bool:
+        """True if keys and values of tokens before come from the cache: to decode, and of a chunk of a prompt."""
+        return self.run.mode == "decode" or self.run.chunk is not None
+
+    @property
+    def read_keys(self) -> Any:
+        """Keys of a sequence that attention reads in a pass, on average over passes and layers."""
+        if self.run.chunk is not None:
+            return (self.keys + self.queries) / 2
+        return self.cached if self.run.mode == "decode" else self.keys
 
     @property
     def activations(self) -> Floats:

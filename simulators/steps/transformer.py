@@ -30,6 +30,7 @@ from simulators.steps.context import exchange_heads, heads_of_part, ring_pass
 from simulators.steps.experts import (
     expert_feed_forward,
     expert_params,
+    inputs_of_experts,
     kept_bytes_of_experts,
     parts_of_experts,
     weights_of_experts,
@@ -38,12 +39,12 @@ from simulators.steps.latent import cached_numbers, kept_numbers, latent_attenti
 from simulators.steps.layer_passes import TRANSPOSES, adapter, adapter_weights, all_passes, recomputed_share
 from simulators.steps.operators import Exchange, Kind, ModelBlock, Op, Phase, Product, Stream
 from simulators.steps.sizes import Sizes, gather_tokens, product, reduce_partial_sums, stream
-from simulators.steps.state_layers import state_bytes, state_layer, state_weights
+from simulators.steps.state_layers import kept_of_scan, state_bytes, state_layer, state_weights
 from simulators.steps.stored import in_formats
 from simulators.steps.token_splits import HALVES
 from simulators.workloads.model import Kernels, Parallel, Passes, Run, Transformer
 from simulators.workloads.state_layers import LayerKind
-from simulators.workloads.stored import Part
+from simulators.workloads.stored import Part, weight_format
 
 Floats = NDArray[np.float64]
 
@@ -89,7 +90,7 @@ def _layers(sizes: Sizes) -> Iterator[ModelBlock]:
 def _layer(name: str, sizes: Sizes, forward: tuple[Op, ...], count: Any) -> ModelBlock:
     """`count` equal layers of these operators."""
     params, tensors = _weights(sizes)
-    every = (*all_passes(sizes, forward), *_add_gradients(sizes, params, tensors))
+    every = (*all_passes(sizes, forward), *_sink_gradients(sizes), *_add_gradients(sizes, params, tensors))
     block = ModelBlock(name, every, count, params, tensors, _kept_bytes(sizes), **_trained(sizes))
     return in_formats(block, _parts(sizes, _EQUAL), sizes.model, sizes.run)
 
@@ -191,8 +192,9 @@ def _core(sizes: Sizes, prefix: str) -> Iterator[Op]:
     yield from exchange_heads(sizes, name=prefix, after=False)
     if share is not None:
         seen = sizes.seen  # of all pairs of a query and a key
-        read = sizes.cached if sizes.run.mode == "decode" else c  # only decoding reads keys from the cache
-        narrower = sizes.cached_element / sizes.element if sizes.run.mode == "decode" else 1.0
+        narrower = sizes.cached_element / sizes.element if sizes.is_cached else 1.0
+        # heads of a part that is exchanged have all of its keys
+        read = sizes.read_keys if sizes.is_cached else c
         keys = sizes.element * sizes.sequences * d * 2 * kv_heads * (narrower * read)
         moved = sizes.element * sizes.sequences * d * 2 * heads * s + keys
         by_each = sizes.kernels.keys_read == "per_head" and sizes.run.mode == "decode"
@@ -226,6 +228,13 @@ def _add_gradients(sizes: Sizes, params: Any, tensors: Any) -> Iterator[Op]:
     if sizes.run.mode == "training" and passes is not None and sizes.run.adapters is None:
         moved = np.asarray(passes) * sizes.element * params
         yield Op("add gradients", "linear", "backward", Stream(moved, kernels=tensors), weight=True)
+
+
+def _sink_gradients(sizes: Sizes) -> Iterator[Op]:
+    """The gradients of sinks: of each token and head its share of the softmax, and what it is multiplied by."""
+    if sizes.run.mode == "training" and sizes.model.sinks:
+        moved = 2 * _FP32 * sizes.tokens * sizes.heads
+        yield Op("sinks", "softmax", "backward", Stream(moved, 2 * sizes.tokens * sizes.heads), weight=True)
 
 
 def _trained(sizes: Sizes, attentions: int = 1) -> dict[str, Any]:
@@ -288,9 +297,21 @@ def _weights_of_kind(sizes: Sizes, kind: LayerKind) -> tuple[Any, Any]:
 
 def _kept_by_kind(sizes: Sizes, kind: LayerKind) -> Any:
     """Bytes that a layer of a kind keeps for its backward pass; of inference its keys and values, or its states."""
-    if kind.mixer == "state":
-        return state_bytes(sizes)
-    return _kept_bytes(sizes) if kind.mixer == "attention" or sizes.run.mode == "training" else np.zeros(())
+    if sizes.run.mode != "training":
+        kept = {"state": state_bytes, "attention": _kept_bytes}.get(kind.mixer)
+        return np.zeros(()) if kept is None else kept(sizes)
+    if kind.mixer == "attention" and kind.feed != "none":
+        return _kept_bytes(sizes)
+    if sizes.run.recompute == "all":
+        share = recomputed_share(sizes)
+        stored = replace(sizes, run=sizes.run.model_copy(update={"recompute": "none"}))
+        return share * sizes.element * sizes.own + (1 - share) * _kept_by_kind(stored, kind)
+    dense = replace(sizes, model=sizes.model.model_copy(update={"moe": None}))
+    feed = np.zeros(()) if kind.feed == "none" else _kept_bytes(sizes, attentions=0)
+    if kind.mixer == "none":
+        return feed
+    alone = kept_of_scan(sizes) if kind.mixer == "state" else _kept_bytes(dense) - _kept_bytes(dense, attentions=0)
+    return feed + alone
 
 
 def _kept_bytes(sizes: Sizes, attentions: int = 1) -> Any:
@@ -324,9 +345,21 @@ def _kept_by_layer(sizes: Sizes, attentions: int) -> Any:
         split = kept_numbers(sizes, model.latent)
     wide = 0.0 if model.moe is not None else sizes.ffn * (3 if model.gated else 2)  # experts keep theirs
     split = b * tokens * (split + wide) + (0.0 if model.moe is None else kept_bytes_of_experts(sizes))
+    kept = unsplit + split - _narrowed(sizes, attentions)
     if sizes.run.recompute == "attention" or sizes.kernels.flash_share_of_peak is not None:
-        return unsplit + split
-    return unsplit + split + attentions * (2 * b + 1) * sizes.scores
+        return kept
+    return kept + attentions * (2 * b + 1) * sizes.scores
+
+
+def _narrowed(sizes: Sizes, attentions: int) -> Any:
+    """Bytes that inputs of linear layers of a layer are narrower by, in the format in which they are kept."""
+    name, model = sizes.run.activations, sizes.model
+    if name is None:
+        return 0.0
+    outputs = sizes.heads * (sizes.head if model.latent is None else np.asarray(model.latent.value_dim, float))
+    inputs = (attentions + 1) * sizes.own + attentions * sizes.tokens * outputs
+    inputs = inputs + (sizes.tokens * sizes.ffn if model.moe is None else inputs_of_experts(sizes))
+    return (sizes.element - weight_format(name).bytes_of(sizes.hidden)) * inputs
 
 
 def _kept_without_ups(sizes: Sizes) -> Any:
@@ -369,7 +402,7 @@ def _output(sizes: Sizes) -> ModelBlock:
     """Logits of the tokens whose output is wanted, their softmax and loss."""
     training, kernels = sizes.run.mode == "training", sizes.kernels.loss or sizes.kernels.softmax
     # tokens with a loss; of inference the last one
-    wanted = sizes.tokens * np.asarray(sizes.model.predicted) if training else sizes.sequences
+    wanted = sizes.tokens * np.asarray(sizes.model.predicted) if training else sizes.sequences * sizes.run.checked
     logits, moved = product(sizes.vocab, wanted, sizes.hidden), sizes.element * sizes.vocab * wanted
     ops = [replace(stream(sizes, "final norm", "norm", sizes.kernels.norm), kind="output")]
     ops.append(Op("logits", "output", "forward", logits))

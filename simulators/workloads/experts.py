@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from math import comb
 from statistics import NormalDist
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -84,6 +84,34 @@ class MixtureOfExperts(Grown):
         """Share of the experts that at least one of `tokens` tokens goes to, with all equally likely."""
         chance = np.minimum(1.0, np.asarray(self.experts_per_token, float) / np.asarray(self.experts, float))
         return np.asarray(1 - (1 - chance) ** np.asarray(tokens, float))
+
+
+ExpertExchange = Literal["library", "all_to_all", "hybrid"]
+
+
+class ExpertKernels(Frozen):
+    """Kernels of a framework around the grouped GEMMs of experts, and launches for them.
+
+    exchange: of tokens, by the machine's library of expert parallelism, by an all-to-all that sends a token to each of
+    its experts, or once to each node and GPU (HybridEP). orders: passes over the rows of experts beside their products
+    (order, padding, casts, probabilities), on their way there and back; around an all-to-all on both sides of it.
+    router: kernels over scores that pick experts; losses: over these, of an auxiliary loss in training. moved,
+    products: launches of an exchange, and of each expert in a grouped product (0: one for all experts). cast_first:
+    whether tokens are cast before their dispatch, and not again for the first product of their experts. waits: whether
+    the host waits for the counts of tokens before it launches experts (dropless), so that it is not ahead of its GPU.
+    graphed: parts of a layer that are replayed as a graph, and take no launches: attention with the router, layers of
+    attention alone or with a state, and the router of layers of experts alone.
+    """
+
+    exchange: Annotated[ExpertExchange, knob(structural=True)] = "library"
+    orders: Annotated[Number, Field(ge=0, le=100)] = 2.0
+    router: Annotated[Number, Field(ge=0, le=1e3)] = 0.0
+    losses: Annotated[Number, Field(ge=0, le=1e3)] = 0.0
+    moved: Annotated[Number, Field(ge=0, le=1e3)] = 0.0
+    products: Annotated[Number, Field(ge=0, le=1e3)] = 0.0
+    cast_first: Annotated[bool, knob(structural=True)] = True
+    waits: Annotated[bool, knob(structural=True)] = False
+    graphed: Annotated[tuple[Literal["attention", "router", "state"], ...], knob(structural=True)] = ()
 
 
 class Indexer(Frozen):

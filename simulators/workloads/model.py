@@ -17,7 +17,8 @@ from pydantic import Field, ValidationInfo, field_validator
 from dse.values import Frozen, knob
 from dse.values.units import Integer, Number, Seconds
 from simulators.hardware.parts import Precision, SourcedValue
-from simulators.workloads.experts import LatentAttention, MixtureOfExperts
+from simulators.workloads.experts import ExpertKernels, LatentAttention, MixtureOfExperts
+from simulators.workloads.sequence_lengths import PassTokens
 from simulators.workloads.spreading import PipelineSchedule, ShardedData
 from simulators.workloads.state_layers import LayerKind, StateLayers
 from simulators.workloads.stored import FormatUse, Stored, WeightFormat, format_names, weight_format
@@ -27,7 +28,7 @@ Degree = Annotated[Integer, Field(ge=1, le=2**20)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 Weights = Annotated[Number, Field(ge=0, le=2**40)]
 _LATER = (
-    *("moe", "latent", "window", "pattern", "state", "out_gate", "vectors", "decoder_vectors", "ends"),
+    *("moe", "latent", "window", "pattern", "state", "out_gate", "sinks", "vectors", "decoder_vectors", "ends"),
     *("stored", "kv_format"),
 )
 
@@ -37,7 +38,8 @@ class Transformer(Frozen):
 
     heads: None for hidden / head_dim; head_dim: None for hidden / heads; kv_heads: None for heads. ffn: width of the
     feed-forward layers, None for 4 hidden; gated: two GEMMs (gate and up) in place of one. vocab: 0 for layers without
-    embeddings. predicted: share of the tokens whose output is computed (the masked tokens of BERT). positions: number
+    embeddings. predicted: outputs computed for a token in training: a share with masked tokens (BERT), several with
+    layers that predict further tokens. positions: number
     of learnt positions (0: none). tied: input and output embeddings share one tensor. causal: a token attends to those
     before it alone, which attention in one kernel does not compute for the others. rotary: positions turn queries and
     keys. moe: experts in place of feed-forward layers. latent: attention from latents; kv_heads and head_dim mean
@@ -46,11 +48,12 @@ class Transformer(Frozen):
     change the answer and are not modelled.
 
     pattern: kinds of layers, where they are not equal: as many as `layers` in all. state: widths of those that keep a
-    state. out_gate: queries come with a gate of attention's output. vectors: weights of a layer beside its products
-    (norms, biases), decoder_vectors: of one of a decoder; ends: of embedding (positions, norms) and output; None for
-    those of Llama, or of GPT-2 where not gated. stored, kv_format: formats of weights by part, and of keys and values,
-    as the file of the model says; of inference. A design without these says nothing of them, so that old designs keep
-    their keys.
+    state. out_gate: queries come with a gate of attention's output. sinks: heads have a learnt score beside those of
+    keys, which attention reads, and whose gradient is a sum over all tokens. vectors: weights of a layer beside its
+    products (norms, biases), decoder_vectors: of one of a decoder; ends: of embedding (positions, norms) and output;
+    None for those of Llama, or of GPT-2 where not gated. stored, kv_format: formats of weights by part, and of keys and
+    values, as the file of the model says; of inference. A design without these says nothing of them, so that old
+    designs keep their keys.
     """
 
     kind: Literal["transformer"] = "transformer"
@@ -66,7 +69,7 @@ class Transformer(Frozen):
     gated: Annotated[bool, knob(structural=True)] = False
     vocab: Annotated[Integer, knob(structural=True, ge=0, le=2**31)] = 0
     positions: Annotated[Integer, Field(ge=0, le=2**31)] = 0
-    predicted: Annotated[Share, Field(gt=0)] = 1.0
+    predicted: Annotated[Number, Field(gt=0, le=16)] = 1.0
     tied: Annotated[bool, knob(structural=True)] = True
     causal: Annotated[bool, knob(structural=True)] = False
     rotary: Annotated[bool, knob(structural=True)] = False
@@ -77,6 +80,7 @@ class Transformer(Frozen):
     pattern: Annotated[tuple[LayerKind, ...] | None, knob(structural=True)] = None
     state: StateLayers | None = None
     out_gate: Annotated[bool | None, knob(structural=True)] = None
+    sinks: Annotated[bool | None, knob(structural=True)] = None
     vectors: Weights | None = None
     decoder_vectors: Weights | None = None
     ends: tuple[Number, Number] | None = None
@@ -170,11 +174,13 @@ _FORMATS: Mapping[str, FormatUse] = {
     "kv_cache": "cache",
     "gradients": "gradients",
     "optimizer_states": "states",
+    "activations": "activations",
 }
 """Key of a run that names a format -> what it is of."""
+_LATER_RUN = ("scales", *PassTokens.model_fields)
 
 
-class Run(Frozen):
+class Run(PassTokens):
     """One iteration: `micro_batches` of `batch` sequences of `sequence_length` on each replica of the model.
 
     mode: training; prefill, the forward pass of a prompt; decode, the forward pass of one token after sequence_length
@@ -189,7 +195,8 @@ class Run(Frozen):
     of inference; None for what the model's file says, else for 16 bits (32 at fp32). Products are no faster for it.
     gradients, optimizer_states: formats of what is trained: of gradients as they are stored and reduced, and of the
     moments of the optimizer, whose weights stay as they are; None for those of `parallel.gradient_bytes`, and for 32
-    bits.
+    bits. activations: that in which training keeps inputs of linear layers; None for that of activations. scales: of
+    products of 8 bits, for a tensor, a row or a block of numbers; None for those of the software.
     """
 
     mode: Annotated[Literal["training", "prefill", "decode"], knob(structural=True)] = "training"
@@ -205,12 +212,14 @@ class Run(Frozen):
     kv_cache: Annotated[str | None, knob(structural=True)] = None
     gradients: Annotated[str | None, knob(structural=True)] = None
     optimizer_states: Annotated[str | None, knob(structural=True)] = None
+    activations: Annotated[str | None, knob(structural=True)] = None
+    scales: Annotated[Literal["tensor", "row", "block"] | None, knob(structural=True)] = None
     seed: Annotated[Integer, Field(ge=0, le=2**32 - 1)] = 0
 
     def __iter__(self) -> Generator[tuple[str, Any], None, None]:
         """Iterate over the fields; formats only where they are given: old designs keep their keys."""
         for name, value in super().__iter__():
-            if value is not None or name not in ("recompute_layers", "adapters", *_FORMATS):
+            if value is not None or name not in ("recompute_layers", "adapters", *_FORMATS, *_LATER_RUN):
                 yield name, value
 
     @field_validator(*_FORMATS)
@@ -220,6 +229,19 @@ class Run(Frozen):
         if name is not None and name not in names:
             raise ValueError(f"{name} is no format that is known; take one of {', '.join(names)}")
         return name
+
+    @property
+    def pass_tokens(self) -> Any:
+        """Tokens of a sequence in one pass."""
+        if self.mode == "decode":
+            return np.full(np.shape(self.sequence_length), float(self.checked))
+        return np.asarray(self.sequence_length if self.chunk is None else self.chunk, float)
+
+    @property
+    def passes(self) -> Any:
+        """Passes of a step: of all micro-batches, and of chunks of a prompt."""
+        chunks = 1.0 if self.chunk is None else np.asarray(self.sequence_length, float) / np.asarray(self.chunk, float)
+        return np.asarray(self.micro_batches, float) * chunks
 
     @property
     def element_bytes(self) -> int:
@@ -403,32 +425,6 @@ class TileCasts(Frozen):
     def before(self, precision: str | None) -> Any:
         """Passes before a cast to a format."""
         return {str(name): passes for name, passes in self.largest.items()}.get(precision or "", 0.0)
-
-
-ExpertExchange = Literal["library", "all_to_all", "hybrid"]
-
-
-class ExpertKernels(Frozen):
-    """Kernels of a framework around the grouped GEMMs of experts, and launches for them.
-
-    exchange: of tokens, by the machine's library of expert parallelism, by an all-to-all that sends a token to each of
-    its experts, or once to each node and GPU (HybridEP). orders: passes over the rows of experts beside their products
-    (order, padding, casts, probabilities), on their way there and back; around an all-to-all on both sides of it.
-    router: kernels over scores that pick experts. moved, products: launches of an exchange, and of each expert in a
-    grouped product (0: one for all experts).
-    cast_first: whether tokens are cast before their dispatch, and not again for the first product of their experts.
-    waits: whether the host waits for the counts of tokens before it launches experts (dropless), so that it is not
-    ahead of its GPU. graphed: parts of a layer that are replayed as a graph, and take no launches.
-    """
-
-    exchange: Annotated[ExpertExchange, knob(structural=True)] = "library"
-    orders: Annotated[Number, Field(ge=0, le=100)] = 2.0
-    router: Annotated[Number, Field(ge=0, le=1e3)] = 0.0
-    moved: Annotated[Number, Field(ge=0, le=1e3)] = 0.0
-    products: Annotated[Number, Field(ge=0, le=1e3)] = 0.0
-    cast_first: Annotated[bool, knob(structural=True)] = True
-    waits: Annotated[bool, knob(structural=True)] = False
-    graphed: Annotated[tuple[Literal["attention"], ...], knob(structural=True)] = ()
 
 
 _LATER_KERNELS = ("tile_casts", "experts", "flash_backward_share", "host_sequence_s")

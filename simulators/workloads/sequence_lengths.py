@@ -23,6 +23,38 @@ Length = Annotated[Number, Field(gt=0, le=2**31)]
 Tokens = Annotated[Integer, Field(ge=1, le=2**31)]
 
 
+class PassTokens(Frozen):
+    """Tokens that a pass of inference computes.
+
+    chunk: tokens of a prompt in one pass of prefill, which follow one another (chunked prefill); None for all of them.
+    drafts: tokens that are drafted for each sequence of a decode step, which checks all of them at once (speculative
+    decoding, arXiv:2211.17192); acceptance: chance of each to be accepted after the one before; draft_share: time of a
+    draft over that of the step that checks them.
+    """
+
+    chunk: Tokens | None = None
+    drafts: Annotated[Integer | None, knob(structural=True, ge=1, le=64)] = None
+    acceptance: Annotated[Number, Field(ge=0, le=1)] | None = None
+    draft_share: Annotated[Number, Field(ge=0, le=10)] | None = None
+
+    @property
+    def checked(self) -> int:
+        """Tokens of a sequence that a decode step computes: the drafts, and one after them."""
+        return 1 + (self.drafts or 0)
+
+    @property
+    def generated(self) -> Any:
+        """Tokens of a sequence that a decode step yields on average: (1 - a^(k + 1)) / (1 - a), Eq. 1 there."""
+        accepted = np.asarray(0.0 if self.acceptance is None else self.acceptance, float)
+        return sum((accepted**place for place in range(1, self.checked)), np.ones(()))
+
+    @property
+    def drafting(self) -> Any:
+        """Time of all drafts over that of the step that checks them."""
+        share = 0.0 if self.draft_share is None else self.draft_share
+        return (self.drafts or 0) * np.asarray(share, float)
+
+
 class Tail(Frozen):
     """Sequences beyond the measured range: `num_sequences` of the data set, uniform between low and high."""
 

@@ -21,7 +21,8 @@ class StateLayers(Frozen):
     """Widths of a layer with a state. projected: columns computed from the activations. outputs: columns that the last
     product reads. channels, kernel: of the convolution over `kernel` tokens before. heads, key, value: the state of a
     sequence is heads x key x value numbers of `number_bytes`. chunk: tokens that the scan of a prompt takes at once.
-    more: weights beside the two products and the convolution.
+    more: weights beside the two products and the convolution. backward: work of the backward scan over that of the
+    forward one; None where that is not known, so that such layers are not trained.
     """
 
     projected: Width
@@ -34,6 +35,7 @@ class StateLayers(Frozen):
     chunk: Width
     more: Count
     number_bytes: Annotated[Integer, Field(ge=1, le=8)] = 4
+    backward: Annotated[Number, Field(gt=0, le=100)] | None = None
 
 
 class LayerKind(Frozen):

@@ -20,7 +20,7 @@ from dse.values.units import Integer, Number
 
 Part = Literal["attention", "state", "dense", "experts", "shared", "router", "output", "embedding"]
 PARTS: tuple[Part, ...] = get_args(Part)
-FormatUse = Literal["weights", "cache", "gradients", "states"]
+FormatUse = Literal["weights", "cache", "gradients", "states", "activations"]
 OF_LAYERS: tuple[Part, ...] = ("attention", "state", "dense", "experts", "shared")
 """Parts whose matrices a format is of, unless it is of the whole model."""
 

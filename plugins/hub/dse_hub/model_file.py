@@ -232,7 +232,7 @@ def _tree(file: HubFile) -> dict[str, Any]:
     if any(kind[1] == "experts" for kind in kinds):
         tree["moe"] = _experts(file)
     tree |= _layers(file, kinds) | _windows(file, layers)
-    tree |= {"out_gate": True} if file.evaluate(rules["out_gate"]) else {}
+    tree |= {name: True for name in ("out_gate", "sinks") if file.evaluate(rules[name])}
     tree["ends"] = [_weights(file, "embedding"), _weights(file, "output")]
     return tree | _formats(file, tree, [kind[:2] for kind in kinds])
 
@@ -309,7 +309,8 @@ def _state(file: HubFile) -> dict[str, int]:
     numbers = dict[str, int]()
     if not file.type.sections["state"]:
         raise UnfitValue("its layers with attention alone are read")
-    for name in _STATE:
+    # how long a backward scan takes is known of some scans alone
+    for name in (*_STATE, *(name for name in ("backward",) if name in file.type.sections["state"])):
         file.looked_up |= names_in(str(file.type.sections["state"][name]))
         numbers[name] = int(
             evaluate(str(file.type.sections["state"][name]), lambda key: _state_name(file, numbers, key)) or 0

@@ -53,7 +53,7 @@ def hub_type(name: str) -> HubType:
     return HubType(name, rules, sections, defaults, harmless, refuses, readable=not row.get("abstract", False))
 
 
-_RULES = ("gated", "rotary", "causal", "tied", "out_gate", "mixer", "feed", "windowed", "latent", "indexed")
+_RULES = ("gated", "rotary", "causal", "tied", "out_gate", "sinks", "mixer", "feed", "windowed", "latent", "indexed")
 
 
 @functools.cache

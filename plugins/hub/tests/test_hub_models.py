@@ -118,13 +118,14 @@ def test_layers_of_several_kinds_are_spread_over_the_stages_of_a_pipeline(tmp_pa
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3.5-35B-A3B", "nvidia/Nemotron-H-56B-Base-8K", "LFM2-1.2B"])
-def test_a_hybrid_runs_in_inference_and_is_refused_in_training(tmp_path: Path, name: str) -> None:
+def test_a_hybrid_runs_in_inference_and_in_training_where_its_backward_scan_is_known(tmp_path: Path, name: str) -> None:
     tree = _tree(tmp_path, _TOTALS["models"][name]["config"])
     short, long = (_metrics(tree, run_of_sequence_length=length) for length in (4096, 8 * 4096))
     growth = long["activation_bytes"] / short["activation_bytes"]
     assert 1 < growth < 8  # states do not grow with the tokens before, keys and values do
     problems = StepBackend().problems(step({"run.mode": "training"}, model=tree))
-    assert [problem.path for problem in problems if problem.value == "training"] == ["run.mode"]
+    untrained = [] if name.startswith("nvidia") else ["run.mode"]
+    assert [problem.path for problem in problems if problem.value == "training"] == untrained
 
 
 def test_an_indexer_makes_long_contexts_cheaper_to_read(tmp_path: Path) -> None:
