@@ -86,12 +86,9 @@ NO_STUDY: list[Mistake] = [
     ("study=fico_sweep", "study"),
     ("study=ficco_sweep,conccl", "study"),
     ("study=ficco_sweep study=ficco", "study", "keep one of them"),
-    ("run study=ficco_sweep", "run"),
-    ("run ficco_sweep", "run"),
     ("dse study=ficco_sweep", "dse"),
     ("python -m dse study=ficco_sweep", "python -m dse"),
     ("h100_8", "h100_8"),
-    ("studies", "studies"),
     ("serve", "serve"),
 ]
 PATHS: list[Mistake] = [
