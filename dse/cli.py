@@ -253,7 +253,7 @@ def _needs_hydra(words: Sequence[str]) -> bool:
         from dse.config.spelling import flag_problem
 
         options = {group: list(list_options(group)) for group in plugins.declarations("GROUPS")}
-        raise ConfigError([flag_problem(word, after, options, known) for word, after in wrong])
+        raise ConfigError([flag_problem(word, after, options, (DRY_RUN, *known)) for word, after in wrong])
     _check_flags(flags)
     return any(flag not in OWN_FLAGS for flag in flags)
 

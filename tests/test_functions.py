@@ -73,6 +73,7 @@ def test_a_module_that_optimises_when_imported_is_told(tmp_path: Path, monkeypat
         ({"space": {"x": 1.0}}, "no argument to search"),
         ({"space": {"x": {}}}, "a list of values, a range"),
         ({"objectives": {"loss": None}}, "has no goal"),
+        ({"function": lambda x, other: 0, "name": "two"}, "space.other: is missing"),
         ({"objectives": {"loss": "least"}}, "write minimize or maximize"),
         ({"function": lambda x: x}, "give one: name='mine'"),
         ({"function": lambda x: x, "name": "mine"}, "write it at the top level of a file"),

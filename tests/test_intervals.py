@@ -18,7 +18,8 @@ from dse.cli import main
 from dse.config.options import conf_dir
 from dse.errors import ConfigError
 from dse.plots import Axis, Frame, tables
-from dse.results.decisions import NOISE, Decision, _closest, gain_text, with_ranges, wrong_if_known
+from dse.results.answer import _advice_lines
+from dse.results.decisions import AS_GOOD, NOISE, Decision, _closest, gain_text, with_ranges, wrong_if_known
 from dse.results.study_result import StudyResult
 from dse.tracking.study import StudyFolder
 from simulators.calibration.residual_groups import (
@@ -240,6 +241,8 @@ def test_a_winner_is_decided_where_nothing_else_is_likely() -> None:
     assert torn.fastest == 0.5 and torn.advice == f"{NOISE} if that is b"
     assert decision([[1.0, 1.0, 1.0, 1.0], [0.9, 1.1, 1.1, 1.1]], [2.0] * 4, least=0.7).is_decided
     assert Decision.read(sure.json()) == sure
+    lines = list(_advice_lines(["x", "y", "z"], [decision([[1.0], [0.9]], [1.0]), torn, sure]))
+    assert lines == [f"{NOISE} in 1 of 3 (x)", f"{AS_GOOD} in 1 of 3 (y: b)"]
 
 
 def test_knowing_an_error_that_decides_helps_and_another_does_not() -> None:

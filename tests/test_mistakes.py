@@ -86,12 +86,9 @@ NO_STUDY: list[Mistake] = [
     ("study=fico_sweep", "study"),
     ("study=ficco_sweep,conccl", "study"),
     ("study=ficco_sweep study=ficco", "study", "keep one of them"),
-    ("run study=ficco_sweep", "run"),
-    ("run ficco_sweep", "run"),
     ("dse study=ficco_sweep", "dse"),
     ("python -m dse study=ficco_sweep", "python -m dse"),
     ("h100_8", "h100_8"),
-    ("studies", "studies"),
     ("serve", "serve"),
 ]
 PATHS: list[Mistake] = [
@@ -123,6 +120,7 @@ PATHS: list[Mistake] = [
     (f"{S} '~schedule.prio'", "schedule.prio"),
     (f"{S} hydra.job.name=x", "hydra.job.name", "leave it out"),
     (f"{S} -x", "-x", "known here: --cfg"),
+    (f"{S} --dryrun", "--dryrun", "did you mean `--dry-run`?"),
     (f"{S} --verbose=true", "--verbose=true"),
     (f"{S} report", "report"),
 ]

@@ -330,8 +330,10 @@ def _option_exists(composer: _Composer, line: _Line, groups: Mapping[str, list[s
     if line.value in groups[line.key] or catalogued(line.key, line.value):
         composer.problems.extend(option_files.offered_twice(line.key, str(line.value), composer.folders))
         return True
-    options = {**groups, line.key: [*groups[line.key], *listed(line.key)]}
+    options = {**groups, line.key: list(dict.fromkeys([*groups[line.key], *listed(line.key)]))}
     way = spelling.option_elsewhere(str(line.value), line.key, options)
+    if listed(line.key) and way.startswith("known here"):
+        way += f", or a file: `{line.key}=my_{line.key}.yaml`"
     composer.note(line.key, "is no option of this group", line.value, way)
     return False
 

@@ -19,6 +19,7 @@ from dse.values.units import unit_of, with_prefix
 
 _GROUPS = ("system", "workload", "schedule")  # of the shipped configuration, which a function has none of
 _GOALS = ("minimize", "maximize")
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,19 @@ class FunctionStudy:
         for name, goal in self.objectives.items():
             if goal not in (*_GOALS, None):
                 check.add(f"objectives.{name}", "is no goal", value=goal, way_out=f"write {' or '.join(_GOALS)}")
+        for name in self._unfilled:
+            check.add(f"space.{name}", "is missing: the function takes it", way_out=f"give it: {{'{name}': 1}}")
         check.done()
+
+    @property
+    def _unfilled(self) -> list[str]:
+        """Arguments without a default that `space` does not give; none where the function does not tell its own."""
+        try:
+            parameters = inspect.signature(self.function).parameters.values()
+        except (TypeError, ValueError):  # of a built-in one
+            return []
+        needed = [entry.name for entry in parameters if entry.default is entry.empty and entry.kind in _BY_NAME]
+        return [name for name in needed if name not in self.space]
 
     @property
     def _goals(self) -> dict[str, str]:

@@ -359,6 +359,7 @@ _RULES = {
     r"Input should be a valid integer": "must be a whole number",
     r"Input should be (a valid )?": "must be ",
     r"String should have at least 1 character": "must not be empty",
+    r"String should match pattern '\^\[A-Za-z0-9\._\+-\]\+\$'": "has other characters than A-Z, a-z, 0-9 and ._+-",
 }
 """Messages of pydantic, as patterns, and the rule as a person says it."""
 

@@ -55,7 +55,8 @@ def pareto(table: pd.DataFrame, axes: Sequence[Axis], *, by: str, frame: Frame) 
     drawn.xlabel, drawn.ylabel = units[0].title, units[1].title
     drawn.axes = {x.column: ValueAxis("x", units[0]), y.column: ValueAxis("y", units[1])}
     drawn.legend(handles_of(chosen))
-    keys = [mark_handle("on the Pareto front", marker="o", color="white", mec=INK, mew=0.8)]
+    third = f" of both and {axes[2].label}" if len(axes) > 2 else ""
+    keys = [mark_handle(f"on the Pareto front{third}", marker="o", color="white", mec=INK, mew=0.8)]
     keys += [mark_handle("not on it", marker="o", color="#cfcfcf")]
     keys += (
         [mark_handle(f"area on the front: {axes[2].label}", marker="o", color="#cfcfcf", ms=6)] if len(axes) > 2 else []

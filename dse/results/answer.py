@@ -16,7 +16,7 @@ from dse.plots import title
 from dse.plots.palette import label
 from dse.plots.quantities import words
 from dse.results import output_files
-from dse.results.decisions import NOISE, Decision, helpful_measurement, read_decision
+from dse.results.decisions import AS_GOOD, NOISE, Decision, helpful_measurement, read_decision
 from dse.results.pareto import Contest
 from dse.results.report import claims_count, claims_table, console, error_text, limits_text, study_figures, summary
 from dse.results.run_folder import Outputs
@@ -265,12 +265,18 @@ def _advice_lines(scenarios: Iterable[Any], choices: Sequence[Decision | None]) 
     """Yield what follows for the scenarios whose winners do not stand out of what predictions are off by."""
     alike: dict[str, list[str]] = {}
     for scenario, choice in zip(scenarios, choices, strict=True):
-        if choice is not None and choice.advice:
-            several = choice.advice if choice.advice == NOISE else f"{NOISE} if that is one of the next best"
-            alike.setdefault(choice.advice if len(choices) == 1 else several, []).append(str(scenario))
+        if choice is None or not choice.advice:
+            continue
+        if len(choices) == 1:
+            alike.setdefault(choice.advice, []).append(str(scenario))
+        elif choice.spans_one or not choice.rival:
+            alike.setdefault(NOISE, []).append(str(scenario))
+        else:  # faster than the baseline, whichever of them is the fastest
+            alike.setdefault(AS_GOOD, []).append(f"{scenario}: {choice.rival}")
     for advice, names in alike.items():
         of = "" if len(choices) == 1 else f" in {len(names)} of {len(choices)}"
-        few = f" ({', '.join(names)})" if len(choices) > 1 and len(names) <= _FEW_NAMES else ""
+        listed = ("; " if advice == AS_GOOD else ", ").join(names)
+        few = f" ({listed})" if len(choices) > 1 and len(names) <= _FEW_NAMES else ""
         yield f"{advice}{of}{few}"
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 NOISE = "within the noise: keep what you have"
+AS_GOOD = "within the noise: another option may be faster"
 ENDS = (0.05, 0.95)
 """Quantiles between which 90 % of draws are."""
 _TIE = 1e-9  # of a time: equal but for rounding
@@ -90,7 +91,7 @@ class Decision:
             return ""
         now, then = (f"{100 * self.measure[name]:.0f} %" for name in ("wrong", "wrong_if_known"))
         how = command.format(system=system, gpus=gpus)
-        return f"to decide it, measure {self.measure['kind']} (a wrong choice: {now}, then {then}): {how}"
+        return f"to decide it, measure {self.measure['kind']} (a wrong choice is then {then} likely, not {now}): {how}"
 
     def gain(self, ratio: float) -> str:
         """The gain with its interval, as a cell of a table: `1.18x (1.06–1.29)`."""

@@ -86,8 +86,11 @@ def write_all(tool: Tool, plan: Plan, name: str) -> dict[str, Written]:
 def nearest(tool: Tool, plan: Plan, written: Mapping[str, Written]) -> dict[str, Any]:
     """The plan that the files of a tool say."""
     texts = [(file, written[file.name].text) for file in tool.files]
-    tp = get_path(plan, "parallel.tp")  # which settings of layers leave open
-    return dict(read(texts, {} if tp is None else {"parallel": {"tp": tp}}).plan)
+    known: dict[str, Any] = {}
+    for path in ("parallel.tp", *tool.follows):  # which settings leave open
+        if (value := get_path(plan, path)) is not None:
+            put_in(known, path, value)
+    return dict(read(texts, known).plan)
 
 
 def is_of_plan(word: str) -> bool:

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,7 +41,8 @@ class Setting(Frozen):
     read_only: never written. changes: a value that no knob has changes a step. several: its value is all words up to
     the next option. A setting with a constant and without path names a file of the tool. means: value of the knob ->
     other knobs that are read with it. beyond: value of the knob -> what it changes that no knob says. usual: values
-    that leave all as it is. later: the file that it names counts over the launch.
+    that leave all as it is. later: the file that it names counts over the launch. factors: knobs whose product is
+    written, and of which `path` follows when it is read.
     """
 
     name: str
@@ -66,9 +68,13 @@ class Setting(Frozen):
     beyond: Mapping[str, str] = {}
     usual: tuple[str, ...] = ()
     later: bool = False
+    factors: tuple[str, ...] = ()
 
     def value_for(self, plan: Plan) -> Any:
         """Value of the setting for a plan; None where the plan does not say it, or the setting has no value for it."""
+        if self.factors:
+            numbers = [get_path(plan, path) for path in self.factors]
+            return prod(numbers) if all(isinstance(number, int) for number in numbers) else None
         if self.fact or self.read_only or not self.path:
             return None
         if self.path == "sites":

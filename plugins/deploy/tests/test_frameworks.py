@@ -324,6 +324,14 @@ def test_defaults_of_a_tool_need_no_setting() -> None:
     assert not any(line.startswith(("not ", "nearest")) and "run.mode" in line for line in lines)
 
 
+def test_micro_batches_of_megatron_are_written_as_the_sequences_of_a_step() -> None:
+    plan = {"parallel": {"tp": 2, "dp": 4}, "run": {"batch": 3, "micro_batches": 5}}
+    parts = write_all(tools()["megatron"], plan, "plan.yaml")
+    assert "\n--global-batch-size 60\n" in parts["megatron_args.txt"].text
+    assert nearest(tools()["megatron"], plan, parts)["run"] == plan["run"]
+    assert not any("micro_batches" in str(line) for line in answer(ToolFiles("megatron", plan, plan, parts)))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "part"),

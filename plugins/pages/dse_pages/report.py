@@ -213,7 +213,9 @@ def _sources(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fact_value(value: Any, path: str) -> str:
-    return quantity_text(value, path) if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:g}" if ".cost_weights." in path else quantity_text(value, path)  # a weight has no unit
 
 
 def environment(record: Mapping[str, Any]) -> dict[str, str]:
