@@ -23,7 +23,7 @@ from dse_serving.results import percentile
 from dse_serving.run import run
 from dse_serving.step_times import EngineKernels, Speeds
 from dse_serving.traffic import TokenLengths, Traffic
-from simulators.hardware.residuals import Draws, draws_of
+from simulators.hardware.residuals import Draws, JointDraws
 
 Floats = NDArray[np.float64]
 _FEW, _MANY = 64, 1024  # tokens of products whose errors are drawn
@@ -130,10 +130,10 @@ class Served:
         rates = values[..., 0]
         return np.asarray(np.where(self.fits(values) & (rates > 0), 1 / np.maximum(rates, 1e-30), _NEVER))
 
-    def drawn(self, draws: Draws) -> tuple[Floats, dict[str, Floats]]:
+    def drawn(self, draws: JointDraws) -> tuple[Floats, dict[str, Floats]]:
         """Values [designs, draws, names] with drawn errors, and the factors of each kind of the best one."""
         traffic, rows = self.designs[0].traffic.draw(), []
-        errors = [PartErrors(design, draws) for design in self.designs]
+        errors = [PartErrors(design, draws.of(design.system.gpu)) for design in self.designs]
         for error in errors:
             deployments = map(error.deployment, range(draws.size))
             rows.append([self.values(deployment, error.design, traffic) for deployment in deployments])
@@ -174,7 +174,7 @@ def decide(
     draws within the limits; changes: what traffic may have more of -> the best deployment then, "" for none.
     """
     asked, size = Served(designs, limits), min(int(settings.decide.samples), _MOST_DRAWN)
-    draws = draws_of(designs[0].system.gpu, samples=size, seed=int(settings.seed))
+    draws = JointDraws(size, int(settings.seed))
     values, factors = asked.drawn(draws)
     times = asked.costs(values)
     decision = Decision.of(times, None, least=settings.decide.least, rivals=names[1:], basis=draws.basis)
