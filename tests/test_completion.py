@@ -155,7 +155,8 @@ def test_help_and_completion_import_nothing_heavy(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["results report", "results compare", "results robustness", "doctor", "completion", "ui", "machine list"]
+    "command",
+    ["results report", "results compare", "results robustness", "doctor", "completion", "store status", "machine list"],
 )
 def test_every_command_has_help_of_its_own_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command.split(), "--help"]) == 0
