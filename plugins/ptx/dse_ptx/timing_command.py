@@ -73,7 +73,7 @@ def _application(listed: TraceList, machine: SmArray, most: int | None, typed: M
     outputs.write_table("launches", pd.DataFrame([{"kernel": name, **scalars(done)} for name, done in launches]))
     outputs.write_table("intervals", pd.concat(intervals, ignore_index=True))
     _draw(launches, outputs)
-    words = f"us one after another, of which launches {sums['launch_s'] * 1e6:.3g} us"
+    words = f"us one after another; their launches take {sums['launch_s'] * 1e6:.3g} us"
     lines = [f"{len(launches)} kernels on {machine.name}: {sums['seconds'] * 1e6:.4g} {words}", *_longest(launches)]
     if listed.untimed:
         lines.append(f"  not timed: {'; '.join(listed.untimed)}")
@@ -138,7 +138,7 @@ def _lines(done: LaunchTime, kernel: str, outputs: Outputs) -> list[str]:
         ((share, name) for name, share in done.slot_shares.items() if name != "issued" and share), reverse=True
     )
     lines = [
-        f"{kernel} on {done.machine.name}: {done.seconds * 1e6:.4g} us, of which launch {done.launch_s * 1e6:.3g} us",
+        f"{kernel} on {done.machine.name}: {done.seconds * 1e6:.4g} us; its launch takes {done.launch_s * 1e6:.3g} us",
         f"  {done.ipc:.2f} warp instructions of an SM in a cycle; {done.resident} blocks on an SM at once",
         "  slots: "
         + ", ".join(f"{name} {share:.1%}" for share, name in [(done.slot_shares["issued"], "issued"), *lost]),

@@ -54,7 +54,7 @@ def expand(function: Function, path: str) -> Function:
             instructions += writer.product() if entry.modifiers[0] == "mma" else writer.access()
         except (ValueError, StopIteration, IndexError, KeyError, AttributeError):
             shapes = "; ".join(f"{kind} {' '.join(words)}" for kind, words in _SHAPES.items())
-            rule = f"is not executed: shapes are those of {shapes}"
+            rule = f"is not executed: shapes are {shapes}"
             raise refusal(path, entry.line, entry.opcode, rule, "take mma.sync, or another shape") from None
     first.append(len(instructions))
     labels = {name: first[at] for name, at in function.labels.items()}

@@ -49,7 +49,7 @@ class Interpreter:
     def cuLaunchKernel(self, function: Any, *words: Any) -> int:
         *sizes, _, places, _ = words
         parameters = self.module.kernel(self.name).function.parameters
-        bits = [ctypes.string_at(at, each.size) for at, each in zip(places, parameters, strict=True)]
+        bits = [ctypes.string_at(at, parameter.size) for at, parameter in zip(places, parameters, strict=True)]
         cells = [np.frombuffer(word, f"u{len(word)}")[0] for word in bits]
         self.module.launch(self.name, sizes[:3], sizes[3:6], cells, LaunchOptions(shared=sizes[6]))
         return 0
@@ -60,17 +60,17 @@ _SAXPY = GpuLaunch("basics", "saxpy", (4, 1, 1), (256, 1, 1), 0, ("f32:1.5", "f3
 
 def test_a_launch_passes_its_arguments_as_the_driver_reads_them() -> None:
     gpu = Interpreter()
-    found = on_gpu.measure(_SAXPY, on_gpu.Driver(gpu), gpu)
+    row = on_gpu.measure(_SAXPY, on_gpu.Driver(gpu), gpu)
     x: Any = _SAXPY.values()[1]
-    assert found["magnitude"] == pytest.approx(float(abs(x).sum() + abs(2.5 * x).sum()), rel=1e-6)
-    assert found["seconds"] == pytest.approx(2e-3)
+    assert row["magnitude"] == pytest.approx(float(abs(x).sum() + abs(2.5 * x).sum()), rel=1e-6)
+    assert row["seconds"] == pytest.approx(2e-3)
     wrong = GpuLaunch("basics", "nosuch", (1, 1, 1), (32, 1, 1), 0, ())
     with pytest.raises(RuntimeError, match="cuModuleGetFunction returns 500"):
         on_gpu.measure(wrong, on_gpu.Driver(gpu), gpu)
 
 
 def test_every_launch_is_of_a_kernel_and_fits_its_parameters() -> None:
-    assert len({(each.file, each.kernel) for each in launches()}) == len(launches()) > 12
+    assert len({(launch.file, launch.kernel) for launch in launches()}) == len(launches()) > 12
     for launch in launches():
         kernel = Module(launch.text, PtxDevice()).kernel(launch.kernel)
         values = [Pointer(1 << 33) if np.ndim(value) else value for value in launch.values()]
@@ -90,9 +90,9 @@ def test_predicted_and_measured_times_are_one_table(
     assert "cuModuleGetFunction returns 500" in path.read_text("utf-8")
     assert main(["ptx", "compare", f"data={path}", "system=v100", f"out={tmp_path / 'out'}"]) == 0
     assert "1 launches of interpreter by v100: median error" in capsys.readouterr().out
-    (one,) = pd.read_parquet(tmp_path / "out" / "compared.parquet").to_dict("records")
-    assert one["equal"]
-    assert one["error"] == pytest.approx(one["predicted_s"] / one["measured_s"] - 1)
+    (compared,) = pd.read_parquet(tmp_path / "out" / "compared.parquet").to_dict("records")
+    assert compared["equal"]
+    assert compared["error"] == pytest.approx(compared["predicted_s"] / compared["measured_s"] - 1)
     path.write_text(path.read_text("utf-8").replace("saxpy", "other"), "utf-8")
     assert main(["ptx", "compare", f"data={path}"]) == 2
     assert "names no launch of ours" in capsys.readouterr().err

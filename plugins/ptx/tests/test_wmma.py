@@ -96,10 +96,10 @@ def test_fragments_multiply_as_matrices_do(shape: str, kind: str, result: str, a
     text = _kernel(shape, kind, result, a + b + c, pads, ".xor.popc" if kind == "b1" else "")
     compiled, plain = comparison.both(text, "k", ((1,), (32,)), arrays)
     assert comparison.same(compiled, plain)
-    found = compiled[3].astype(np.int64)[:, : n if c == "r" else m]
+    ours = compiled[3].astype(np.int64)[:, : n if c == "r" else m]
     left, right = matrices["a"], matrices["b"]
     product = (left[:, :, None] != right[None]).sum(axis=1) if kind == "b1" else left @ right
-    assert np.array_equal(found if c == "r" else found.T, product + matrices["c"])
+    assert np.array_equal(ours if c == "r" else ours.T, product + matrices["c"])
 
 
 _PRODUCTS = [
@@ -164,7 +164,7 @@ def test_products_take_the_time_of_their_elements_and_never_beat_it(words: str, 
                                     "wmma.load.a.sync.aligned.row.m16n16k32.global.s4 {%r1}, [%rd1];"])  # fmt: skip
 def test_shapes_that_are_not_executed_are_refused(opcode: str) -> None:
     text = f"{_HEAD}.visible .entry k()\n{{\n.reg .b32 %r<4>;\n.reg .b64 %rd<4>;\n{opcode}\nret;\n}}\n"
-    with pytest.raises(ConfigError, match=r"line 8.*shapes are those of f16 m16n16k16"):
+    with pytest.raises(ConfigError, match=r"line 8.*shapes are f16 m16n16k16"):
         Module(text, PtxDevice()).kernel("k")
 
 
