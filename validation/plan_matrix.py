@@ -41,14 +41,14 @@ GPUS = (8, 64, 1024)
 MODES = ("training", "prefill", "decode")
 PRODUCTS = ("bf16", "fp8")
 LIMIT_S = 60.0
-"""Time that a question may take."""
+"""CPU time that a question may take."""
 _LENGTH, _DECODED = 4096, 32  # tokens of a sequence, and sequences of a GPU that are decoded together
 _PAGE = Path(__file__).parents[1] / "docs" / "reference" / "plan_matrix.csv"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A question, its answer, and the time that it took [s]. seconds: of a step; None where there is no layout.
+    """A question, its answer, and the CPU time that it took [s]. seconds: of a step; None where there is no layout.
 
     text: the layout, the sentence why there is none, or the error that nobody meant to raise (failed).
     """
@@ -83,9 +83,9 @@ def answers(sample: int | None = None, *, minutes: float = math.inf) -> Iterator
     """Yield the answer to each question that is asked within some minutes."""
     end = time.perf_counter() + 60 * minutes
     for asked in questions(sample):
-        begin = time.perf_counter()
-        if begin > end:
+        if time.perf_counter() > end:
             return
+        begin = time.process_time()  # other work on the machine does not count
         try:
             seconds, text = _ask(*asked)
             failed = False
@@ -93,7 +93,7 @@ def answers(sample: int | None = None, *, minutes: float = math.inf) -> Iterator
             seconds, text, failed = None, str(refused.problems[0]), False
         except Exception as error:
             seconds, text, failed = None, repr(error), True
-        yield Answer(*asked, seconds, text, time.perf_counter() - begin, failed)
+        yield Answer(*asked, seconds, text, time.process_time() - begin, failed)
 
 
 def _ask(model: str, machine: str, gpus: int, mode: str, products: str) -> tuple[float, str]:
