@@ -94,7 +94,6 @@ def test_a_folder_that_cannot_be_written_is_told(capsys: pytest.CaptureFixture[s
 
 
 def test_a_port_that_is_taken_is_told_with_another(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("dse_tracking")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
