@@ -185,8 +185,8 @@ def admits(state: State, e: int, pool: int, budget: int) -> bool:
     need = state.requests[request, at.TARGET] - tokens_there(state, pool, request, found)
     if need > 0 and (budget <= 0 or (need > budget and state.limits[pool, at.CHUNKED] == 0)):
         return False
-    own = tokens_at_entry(state, pool, request) - found * state.limits[pool, at.UNIT]
-    taken = pages.pages_of(state, pool, own) + pages.pages_of_idle(state, e, pool, request, found)
+    private = tokens_at_entry(state, pool, request) - found * state.limits[pool, at.UNIT]
+    taken = pages.pages_of(state, pool, private) + pages.pages_of_idle(state, e, pool, request, found)
     spare = 0 if state.engine[e, at.RUNNING] == 0 else state.limits[pool, at.KEPT_FREE]
     return bool(taken + spare <= state.engine[e, at.FREE])
 
@@ -196,15 +196,15 @@ def admit(state: State, e: int, pool: int, now: float) -> int:
     """Let the first request of the queue in, with pages for its prompt and what is reserved; return it."""
     request = pop(state, e)
     found = pages.blocks_found(state, e, pool, request)
-    there = tokens_there(state, pool, request, found)
+    known = tokens_there(state, pool, request, found)
     pages.refer(state, e, pool, request, found)
     pages.grow(state, e, pool, request, tokens_at_entry(state, pool, request))
     state.running[e, state.engine[e, at.RUNNING]] = request
     state.engine[e, at.RUNNING] += 1
     if state.moments[request, at.ADMITTED] < 0.0:
         state.moments[request, at.ADMITTED] = now
-        state.requests[request, at.HIT] = there
-    state.requests[request, at.CACHED] = there
+        state.requests[request, at.HIT] = known
+    state.requests[request, at.CACHED] = known
     if state.limits[pool, at.ROLE] == at.DECODE and state.moments[request, at.FIRST] < 0.0:
         state.moments[request, at.FIRST] = now
     return int(request)

@@ -28,11 +28,11 @@ def blocks_found(state: Any, e: int, pool: int, request: int) -> int:
     if state.requests[request, at.BLOCKED] == 0 or state.limits[pool, at.ROLE] == at.DECODE:
         return 0
     first = state.requests[request, at.CONTENT]
-    most = min(
+    limit = min(
         state.requests[request, at.BLOCKED], (state.requests[request, at.INPUT] - 1) // state.limits[pool, at.UNIT]
     )
     count = 0
-    while count < most and state.kept[e, state.contents[first + count], at.USERS] >= 0:
+    while count < limit and state.kept[e, state.contents[first + count], at.USERS] >= 0:
         count += 1
     return int(count)
 
@@ -82,13 +82,13 @@ def unlink(state: Any, e: int, block: int) -> None:
 @inline_never
 def grow(state: Any, e: int, pool: int, request: int, tokens: int) -> bool:
     """Take the pages that a sequence needs for so many tokens; False where they are not free."""
-    own = tokens - state.requests[request, at.REFS] * state.limits[pool, at.UNIT]
-    more = pages_of(state, pool, own) - state.requests[request, at.BLOCKS]
-    if more > state.engine[e, at.FREE]:
+    private = tokens - state.requests[request, at.REFS] * state.limits[pool, at.UNIT]
+    missing = pages_of(state, pool, private) - state.requests[request, at.BLOCKS]
+    if missing > state.engine[e, at.FREE]:
         return False
-    if more > 0:
-        state.requests[request, at.BLOCKS] += more
-        state.engine[e, at.FREE] -= more
+    if missing > 0:
+        state.requests[request, at.BLOCKS] += missing
+        state.engine[e, at.FREE] -= missing
         while state.engine[e, at.IDLE] > state.engine[e, at.FREE]:
             oldest = state.engine[e, at.OLDEST]
             unlink(state, e, oldest)

@@ -51,8 +51,8 @@ class PromptBlocks:
     def of_groups(cls, groups: Integers, tokens: Integers) -> PromptBlocks:
         """Build from the prefix that each prompt begins with, by number, and how many tokens of it."""
         counts = tokens // _UNIT
-        most = int(counts.max(initial=0))
-        numbers = np.repeat(groups * most, counts) + _places(counts)
+        longest = int(counts.max(initial=0))
+        numbers = np.repeat(groups * longest, counts) + _places(counts)
         return cls(_UNIT, np.unique(numbers, return_inverse=True)[1].astype(np.int64), counts)
 
 
