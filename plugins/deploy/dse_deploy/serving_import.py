@@ -25,8 +25,8 @@ def settings_import(words: Sequence[str]) -> int:
     typed = dict(word.partition("=")[::2] for word in words)
     if typed.get(SERVING, "false") not in ("true", "false"):
         raise ConfigError([Problem(SERVING, "is not true or false", typed[SERVING], "leave it out for a step")])
-    left = [word for word in words if word.partition("=")[0] != SERVING]
-    return _import_serving(left) if typed.get(SERVING) == "true" else command.settings_import(left)
+    words_of_step = [word for word in words if word.partition("=")[0] != SERVING]
+    return _import_serving(words_of_step) if typed.get(SERVING) == "true" else command.settings_import(words_of_step)
 
 
 def _import_serving(words: Sequence[str]) -> int:

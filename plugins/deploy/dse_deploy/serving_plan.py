@@ -99,8 +99,8 @@ def serving_tool(word: str, name: str) -> Tool:
         rule, way = "is no serving software", f"take one of {', '.join(serving_facts())}"
         raise ConfigError([Problem(word, rule, name, way)])
     (file,) = tools()[name].files
-    more = file.model_copy(update={"settings": (*file.settings, *serving_facts()[name].settings)})
-    return tools()[name].model_copy(update={"files": (more,)})
+    extended = file.model_copy(update={"settings": (*file.settings, *serving_facts()[name].settings)})
+    return tools()[name].model_copy(update={"files": (extended,)})
 
 
 def serving_tree(path: Path) -> dict[str, Any] | None:
@@ -138,8 +138,8 @@ class ServingFiles:
             path = f"{role}/{file.name}" if role else file.name
             plans[path], flags = facts.as_launched(_of_engine(tree, role))
             part = write(file, plans[path], head)
-            more = (yaml.safe_dump(flags) if flags else "") + (facts.apart.text(role) if role else "")
-            written[path] = Written(part.text + more, part.rows, part.unsaid)
+            lines = (yaml.safe_dump(flags) if flags else "") + (facts.apart.text(role) if role else "")
+            written[path] = Written(part.text + lines, part.rows, part.unsaid)
         return cls(name, tree, plans, written)
 
     def lines(self) -> Iterator[str]:

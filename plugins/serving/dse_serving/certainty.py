@@ -58,11 +58,11 @@ class PartErrors:
         """Part of a step -> factors."""
         design, (dense, experts) = self.design, formats(self.design)
         hidden = float(np.max(np.asarray(design.model.hidden)))
-        few, many = ({"m": float(tokens), "n": hidden, "k": hidden} for tokens in (_FEW, _MANY))
+        small, large = ({"m": float(tokens), "n": hidden, "k": hidden} for tokens in (_FEW, _MANY))
         factor = self.draws.factor
         drawn = {
-            "few": factor("gemm", "dense", key=dense, sizes=few),
-            "many": factor("gemm", "dense", key=dense, sizes=many),
+            "few": factor("gemm", "dense", key=dense, sizes=small),
+            "many": factor("gemm", "dense", key=dense, sizes=large),
             "attention": factor("attention", "attention", key=design.kernels.name),
             "other": factor("elementwise", "other"),
             "host": factor("host", "host", key="kernel"),
@@ -70,7 +70,7 @@ class PartErrors:
         if int(design.parallel.tp) > 1:
             drawn["sums"] = factor("collective", "sums", key="inside")
         if getattr(design.model, "moe", None) is not None:
-            drawn["experts"] = factor("gemm", "experts", key=experts, sizes=many)
+            drawn["experts"] = factor("gemm", "experts", key=experts, sizes=large)
         if int(design.parallel.ep) > 1:
             drawn["exchanges"] = factor("exchange", "dispatch", key="dispatch")
         return drawn
@@ -173,18 +173,18 @@ def decide(
     settings: those of a study: `decide` and `seed`. ranges: 5 and 95 % of what is drawn, by name; within: share of the
     draws within the limits; changes: what traffic may have more of -> the best deployment then, "" for none.
     """
-    asked, size = Served(designs, limits), min(int(settings.decide.samples), _MOST_DRAWN)
+    served, size = Served(designs, limits), min(int(settings.decide.samples), _MOST_DRAWN)
     draws = JointDraws(size, int(settings.seed))
-    values, factors = asked.drawn(draws)
-    times = asked.costs(values)
+    values, factors = served.drawn(draws)
+    times = served.costs(values)
     decision = Decision.of(times, None, least=settings.decide.least, rivals=names[1:], basis=draws.basis)
-    within = asked.fits(values[0])
+    within = served.fits(values[0])
     decision = replace(decision, fastest=float(((times[0] <= times.min(axis=0)) & within).mean()))
     if not decision.is_decided:
         decision = replace(decision, measure=_most_helpful(times, factors))
     ends = np.quantile(np.where(np.isfinite(values[0]), values[0], _NEVER), ENDS, axis=0)
     ranges = {name: [float(end) for end in ends[:, place]] for place, name in enumerate(NAMES)}
-    places = {words: asked.under(change) for words, change in other_traffic(designs[0])}
+    places = {words: served.under(change) for words, change in other_traffic(designs[0])}
     changes = {words: names[place] if place >= 0 else "" for words, place in places.items()}
     return {**decision.json(), "ranges": ranges, "within": float(within.mean()), "draws": size, "changes": changes}
 

@@ -38,7 +38,7 @@ def serve_plan(words: Sequence[str]) -> CommandAnswer:
     Raises ConfigError for limits that are none.
     """
     typed, check = overrides([word for word in words if not word.startswith(_PLAN)]), Problems()
-    given = [word.removeprefix(_PLAN) for word in words if word.startswith(_PLAN)]
+    plans = [word.removeprefix(_PLAN) for word in words if word.startswith(_PLAN)]
     pairs = dict(word.split("=", 1) for word in typed if word.startswith("slo."))
     for path in pairs:
         if path.removeprefix("slo.") not in Slo.model_fields:
@@ -56,11 +56,11 @@ def serve_plan(words: Sequence[str]) -> CommandAnswer:
     more = [f"+study.limits.{name}.high={value!r}" for name, value in limits.items()]
     chosen = any(word.startswith(("engines.replicas=", "space.", "+space.")) for word in typed)
     more += [f"traffic.arrivals={arrivals}"] if arrivals == "trace" else []
-    if arrivals != "closed" and not chosen:  # the rate is given: how many engines is the question
+    if arrivals != "closed" and not chosen:  # the rate is plans: how many engines is the question
         more.append(_REPLICAS)
-    if given:  # is judged as it is, under traffic of several sizes
+    if plans:  # is judged as it is, under traffic of several sizes
         names = {word.lstrip("+").partition("=")[0] for word in typed}
-        typed = [*(word for word in words_of_plan(Path(given[-1])) if word.partition("=")[0] not in names), *typed]
+        typed = [*(word for word in words_of_plan(Path(plans[-1])) if word.partition("=")[0] not in names), *typed]
         more += [] if any(name.startswith("space") for name in names) else ["~space.parallel"]
     folder, code = run(plan(request(["study=serving", *more, *typed], own_folder(words))))
     return CommandAnswer(folder, code=code)

@@ -22,8 +22,8 @@ NOBODY = -1
 class State(NamedTuple):
     """Arrays of a deployment; columns as `dse_serving.columns` has them.
 
-    requests, moments [n, ...], engine [E, ...], running [E, sequences]; contents [...]: blocks of all prompts, kept [E,
-    blocks, ...]: those that each engine has; of pools: limits, rates [2, ...], linear [2, 2,
+    requests, moments [n, ...], engine [E, ...], running [E, sequences]; contents [...]: blocks of all prompts,
+    resident [E, blocks, ...]: those that each engine has; of pools: limits, rates [2, ...], linear [2, 2,
     tokens] (steps with prompts; without), head [2, sequences], decode [2, 2, sequences, contexts], prompt [2, lengths]:
     `dse_serving.step_times`; ends, sending [E]: of the step and of the last transfer [s]; lanes [E, 2]: of a pipeline,
     kept by its first batch: when its first stage is free, and its last one [s]; turns [E]; sums [E, 2]: time of steps
@@ -35,7 +35,7 @@ class State(NamedTuple):
     engine: Any
     running: Any
     contents: Any
-    kept: Any
+    resident: Any
     limits: Any
     rates: Any
     linear: Any
@@ -169,10 +169,10 @@ def tokens_at_entry(state: State, pool: int, request: int) -> int:
 
 
 @inline_never
-def tokens_there(state: State, pool: int, request: int, found: int) -> int:
-    """Tokens of a request that enters that need not be computed: that are there, or found in so many blocks."""
-    known = max(state.requests[request, at.PREFIX], found * state.limits[pool, at.UNIT])
-    return int(max(state.requests[request, at.CACHED], known))
+def tokens_there(state: State, pool: int, request: int, hits: int) -> int:
+    """Tokens of a request that enters that need not be computed: that are there, or hits in so many blocks."""
+    ready = max(state.requests[request, at.PREFIX], hits * state.limits[pool, at.UNIT])
+    return int(max(state.requests[request, at.CACHED], ready))
 
 
 @inline_never
@@ -181,30 +181,30 @@ def admits(state: State, e: int, pool: int, budget: int) -> bool:
     if state.engine[e, at.WAITING] == 0 or state.engine[e, at.RUNNING] >= state.limits[pool, at.SEQUENCES]:
         return False
     request = state.engine[e, at.HEAD]
-    found = pages.blocks_found(state, e, pool, request)
-    need = state.requests[request, at.TARGET] - tokens_there(state, pool, request, found)
+    hits = pages.blocks_found(state, e, pool, request)
+    need = state.requests[request, at.TARGET] - tokens_there(state, pool, request, hits)
     if need > 0 and (budget <= 0 or (need > budget and state.limits[pool, at.CHUNKED] == 0)):
         return False
-    own = tokens_at_entry(state, pool, request) - found * state.limits[pool, at.UNIT]
-    taken = pages.pages_of(state, pool, own) + pages.pages_of_idle(state, e, pool, request, found)
+    private = tokens_at_entry(state, pool, request) - hits * state.limits[pool, at.UNIT]
+    needed = pages.pages_of(state, pool, private) + pages.pages_of_idle(state, e, pool, request, hits)
     spare = 0 if state.engine[e, at.RUNNING] == 0 else state.limits[pool, at.KEPT_FREE]
-    return bool(taken + spare <= state.engine[e, at.FREE])
+    return bool(needed + spare <= state.engine[e, at.FREE])
 
 
 @inline_never
 def admit(state: State, e: int, pool: int, now: float) -> int:
     """Let the first request of the queue in, with pages for its prompt and what is reserved; return it."""
     request = pop(state, e)
-    found = pages.blocks_found(state, e, pool, request)
-    there = tokens_there(state, pool, request, found)
-    pages.refer(state, e, pool, request, found)
+    hits = pages.blocks_found(state, e, pool, request)
+    ready = tokens_there(state, pool, request, hits)
+    pages.refer(state, e, pool, request, hits)
     pages.grow(state, e, pool, request, tokens_at_entry(state, pool, request))
     state.running[e, state.engine[e, at.RUNNING]] = request
     state.engine[e, at.RUNNING] += 1
     if state.moments[request, at.ADMITTED] < 0.0:
         state.moments[request, at.ADMITTED] = now
-        state.requests[request, at.HIT] = there
-    state.requests[request, at.CACHED] = there
+        state.requests[request, at.HIT] = ready
+    state.requests[request, at.CACHED] = ready
     if state.limits[pool, at.ROLE] == at.DECODE and state.moments[request, at.FIRST] < 0.0:
         state.moments[request, at.FIRST] = now
     return int(request)

@@ -1,9 +1,9 @@
 """Pages of keys and values of an engine, and the blocks of prompts that it keeps in them; parts of the compiled loop.
 
 A block is UNIT tokens of prompts that begin alike (`dse_serving.traffic.PromptBlocks`). A request refers to the first
-REFS blocks of its prompt, which it found, or computed and left to others; its other tokens have pages of its own. A
+REFS blocks of its prompt, which it hits, or computed and left to others; its other tokens have pages of its own. A
 block without users stays in free pages, until a request takes these: the block used longest ago goes first, and of a
-prompt the last one, so that those before it are found (vLLM's automatic prefix caching; equal blocks are joined when a
+prompt the last one, so that those before it are hits (vLLM's automatic prefix caching; equal blocks are joined when a
 prompt is whole, as in SGLang's radix tree).
 """
 
@@ -28,71 +28,71 @@ def blocks_found(state: Any, e: int, pool: int, request: int) -> int:
     if state.requests[request, at.BLOCKED] == 0 or state.limits[pool, at.ROLE] == at.DECODE:
         return 0
     first = state.requests[request, at.CONTENT]
-    most = min(
+    limit = min(
         state.requests[request, at.BLOCKED], (state.requests[request, at.INPUT] - 1) // state.limits[pool, at.UNIT]
     )
     count = 0
-    while count < most and state.kept[e, state.contents[first + count], at.USERS] >= 0:
+    while count < limit and state.resident[e, state.contents[first + count], at.USERS] >= 0:
         count += 1
     return int(count)
 
 
 @inline_never
-def pages_of_idle(state: Any, e: int, pool: int, request: int, found: int) -> int:
+def pages_of_idle(state: Any, e: int, pool: int, request: int, hits: int) -> int:
     """Free pages with blocks without users, among so many blocks that a request found."""
     first, idle = state.requests[request, at.CONTENT], 0
-    for place in range(found):
-        idle += 1 if state.kept[e, state.contents[first + place], at.USERS] == 0 else 0
+    for place in range(hits):
+        idle += 1 if state.resident[e, state.contents[first + place], at.USERS] == 0 else 0
     return int(idle * pages_of(state, pool, state.limits[pool, at.UNIT]))
 
 
 @inline_never
-def refer(state: Any, e: int, pool: int, request: int, found: int) -> None:
+def refer(state: Any, e: int, pool: int, request: int, hits: int) -> None:
     """Let a request that enters use so many blocks that its engine has."""
-    for place in range(found):
+    for place in range(hits):
         use(state, e, pool, state.contents[state.requests[request, at.CONTENT] + place])
-    state.requests[request, at.REFS] = found
+    state.requests[request, at.REFS] = hits
 
 
 @inline_never
 def use(state: Any, e: int, pool: int, block: int) -> None:
     """Count one more user of a block that an engine has."""
-    if state.kept[e, block, at.USERS] == 0:
+    if state.resident[e, block, at.USERS] == 0:
         unlink(state, e, block)
         pages = pages_of(state, pool, state.limits[pool, at.UNIT])
         state.engine[e, at.FREE] -= pages
         state.engine[e, at.IDLE] -= pages
-    state.kept[e, block, at.USERS] += 1
+    state.resident[e, block, at.USERS] += 1
 
 
 @inline_never
 def unlink(state: Any, e: int, block: int) -> None:
     """Take a block out of the list of those without users."""
-    older, newer = state.kept[e, block, at.OLDER], state.kept[e, block, at.NEWER]
+    older, newer = state.resident[e, block, at.OLDER], state.resident[e, block, at.NEWER]
     if older < 0:
         state.engine[e, at.OLDEST] = newer
     else:
-        state.kept[e, older, at.NEWER] = newer
+        state.resident[e, older, at.NEWER] = newer
     if newer < 0:
         state.engine[e, at.NEWEST] = older
     else:
-        state.kept[e, newer, at.OLDER] = older
+        state.resident[e, newer, at.OLDER] = older
 
 
 @inline_never
 def grow(state: Any, e: int, pool: int, request: int, tokens: int) -> bool:
     """Take the pages that a sequence needs for so many tokens; False where they are not free."""
-    own = tokens - state.requests[request, at.REFS] * state.limits[pool, at.UNIT]
-    more = pages_of(state, pool, own) - state.requests[request, at.BLOCKS]
-    if more > state.engine[e, at.FREE]:
+    private = tokens - state.requests[request, at.REFS] * state.limits[pool, at.UNIT]
+    missing = pages_of(state, pool, private) - state.requests[request, at.BLOCKS]
+    if missing > state.engine[e, at.FREE]:
         return False
-    if more > 0:
-        state.requests[request, at.BLOCKS] += more
-        state.engine[e, at.FREE] -= more
+    if missing > 0:
+        state.requests[request, at.BLOCKS] += missing
+        state.engine[e, at.FREE] -= missing
         while state.engine[e, at.IDLE] > state.engine[e, at.FREE]:
             oldest = state.engine[e, at.OLDEST]
             unlink(state, e, oldest)
-            state.kept[e, oldest, at.USERS] = -1
+            state.resident[e, oldest, at.USERS] = -1
             state.engine[e, at.IDLE] -= pages_of(state, pool, state.limits[pool, at.UNIT])
     state.engine[e, at.LEAST_FREE] = min(state.engine[e, at.LEAST_FREE], state.engine[e, at.FREE])
     return True
@@ -106,8 +106,8 @@ def keep(state: Any, e: int, pool: int, request: int) -> None:
     pages = pages_of(state, pool, state.limits[pool, at.UNIT])
     while state.requests[request, at.REFS] < state.requests[request, at.BLOCKED]:
         block = state.contents[state.requests[request, at.CONTENT] + state.requests[request, at.REFS]]
-        if state.kept[e, block, at.USERS] < 0:
-            state.kept[e, block, at.USERS] = 1
+        if state.resident[e, block, at.USERS] < 0:
+            state.resident[e, block, at.USERS] = 1
         else:
             use(state, e, pool, block)
             state.engine[e, at.FREE] += pages
@@ -123,8 +123,8 @@ def release(state: Any, e: int, pool: int, request: int) -> None:
     while state.requests[request, at.REFS] > 0:
         state.requests[request, at.REFS] -= 1
         block = state.contents[state.requests[request, at.CONTENT] + state.requests[request, at.REFS]]
-        state.kept[e, block, at.USERS] -= 1
-        if state.kept[e, block, at.USERS] == 0:
+        state.resident[e, block, at.USERS] -= 1
+        if state.resident[e, block, at.USERS] == 0:
             append_idle(state, e, pool, block)
 
 
@@ -132,11 +132,11 @@ def release(state: Any, e: int, pool: int, request: int) -> None:
 def append_idle(state: Any, e: int, pool: int, block: int) -> None:
     """Put a block that lost its last user at the end of the list of those without any."""
     newest, pages = state.engine[e, at.NEWEST], pages_of(state, pool, state.limits[pool, at.UNIT])
-    state.kept[e, block, at.OLDER], state.kept[e, block, at.NEWER] = newest, -1
+    state.resident[e, block, at.OLDER], state.resident[e, block, at.NEWER] = newest, -1
     if newest < 0:
         state.engine[e, at.OLDEST] = block
     else:
-        state.kept[e, newest, at.NEWER] = block
+        state.resident[e, newest, at.NEWER] = block
     state.engine[e, at.NEWEST] = block
     state.engine[e, at.FREE] += pages
     state.engine[e, at.IDLE] += pages

@@ -49,9 +49,9 @@ def usual_overlap(design: Serving) -> str:
     choice, spec = deployment_of(design).pools[-1].times.overlap, design.traffic
     if choice is None:
         return "waited"
-    most = int(design.server.scheduler.sequences)
-    under_way = int(spec.concurrency) / max(1, design.replicas) if spec.arrivals == "closed" else most / 2
-    row = int(np.argmin(np.abs(choice.sequences - min(under_way, most) / int(design.parallel.dp))))
+    sequences = int(design.server.scheduler.sequences)
+    under_way = int(spec.concurrency) / max(1, design.replicas) if spec.arrivals == "closed" else sequences / 2
+    row = int(np.argmin(np.abs(choice.sequences - min(under_way, sequences) / int(design.parallel.dp))))
     octave = min(int(np.log2(float(spec.input.tokens + spec.output.tokens // 2))), choice.plain.shape[1] - 1)
     return choice.names[int(choice.plain[row, octave])]
 

@@ -121,9 +121,9 @@ class Rules:
         reserved = request.target + -(-int(self.limits[at.RESERVED]) * left // 1000)
         return max(reserved, self.tokens_written(request))
 
-    def tokens_there(self, request: Request, found: int) -> int:
+    def tokens_there(self, request: Request, hits: int) -> int:
         """Tokens of a request that enters that need not be computed: that are there, or found in so many blocks."""
-        return max(request.cached, request.prefix, found * self.unit)
+        return max(request.cached, request.prefix, hits * self.unit)
 
     @property
     def unit(self) -> int:
@@ -158,10 +158,10 @@ class Pages:
         possible = request.contents[: (request.input - 1) // self.rules.unit]
         return tuple(itertools.takewhile(self.users.__contains__, possible))
 
-    def need(self, request: Request, found: tuple[int, ...], tokens: int) -> int:
+    def need(self, request: Request, hits: tuple[int, ...], tokens: int) -> int:
         """Free pages that a request takes when it enters with these blocks."""
-        idle = sum(block in self.idle for block in found)
-        return self.rules.blocks(max(0, tokens - len(found) * self.rules.unit)) + idle * self.of_block
+        idle = sum(block in self.idle for block in hits)
+        return self.rules.blocks(max(0, tokens - len(hits) * self.rules.unit)) + idle * self.of_block
 
     def use(self, block: int) -> None:
         """Count one more user of a block that is there."""
@@ -301,22 +301,22 @@ class Engine:
         if not self.waiting or len(self.running) >= limits[at.SEQUENCES]:
             return False
         request = self.waiting[0]
-        found = self.pages.found(request)
-        need = request.target - self.rules.tokens_there(request, len(found))
+        hits = self.pages.found(request)
+        need = request.target - self.rules.tokens_there(request, len(hits))
         if need > 0 and (left <= 0 or (need > left and not limits[at.CHUNKED])):
             return False
         spare = int(limits[at.KEPT_FREE]) if self.running else 0
-        return self.pages.need(request, found, self.rules.tokens_at_entry(request)) + spare <= self.pages.free
+        return self.pages.need(request, hits, self.rules.tokens_at_entry(request)) + spare <= self.pages.free
 
     def admit(self) -> Request:
         """Let the first request that waits in."""
         request = self.waiting.popleft()
-        found = self.pages.found(request)
-        for block in found:
+        hits = self.pages.found(request)
+        for block in hits:
             self.pages.use(block)
-        request.refs = len(found)
+        request.refs = len(hits)
         self.pages.grow(request, self.rules.tokens_at_entry(request))
-        request.cached = self.rules.tokens_there(request, len(found))
+        request.cached = self.rules.tokens_there(request, len(hits))
         self.running.append(request)
         self._note(request, at.ADMITTED)
         if self.rules.limits[at.ROLE] == at.DECODE:

@@ -51,8 +51,8 @@ class PromptBlocks:
     def of_groups(cls, groups: Integers, tokens: Integers) -> PromptBlocks:
         """Build from the prefix that each prompt begins with, by number, and how many tokens of it."""
         counts = tokens // _UNIT
-        most = int(counts.max(initial=0))
-        numbers = np.repeat(groups * most, counts) + _places(counts)
+        longest = int(counts.max(initial=0))
+        numbers = np.repeat(groups * longest, counts) + _places(counts)
         return cls(_UNIT, np.unique(numbers, return_inverse=True)[1].astype(np.int64), counts)
 
 
@@ -215,19 +215,19 @@ def read_trace(path: Path, speed: float = 1.0) -> Traffic:
     return Traffic((arrivals - arrivals[0]) / speed, inputs, outputs, always, blocks=_blocks(rows, cached - always))
 
 
-def _blocks(rows: Sequence[_Row], kept: Integers) -> PromptBlocks:
+def _blocks(rows: Sequence[_Row], tokens: Integers) -> PromptBlocks:
     """Blocks of the prompts of a trace: those that hashes name, or so many tokens of prefixes."""
     numbers: dict[Any, int] = {}
     if any(row.hashes for row in rows):
-        found = [
+        blocks = [
             [numbers.setdefault(name, len(numbers)) for name in row.hashes[: row.input // _HASHED]] for row in rows
         ]
-        counts = np.array([len(blocks) for blocks in found], np.int64)
-        return PromptBlocks(_HASHED, np.array(list(itertools.chain.from_iterable(found)), np.int64), counts)
+        counts = np.array([len(numbered) for numbered in blocks], np.int64)
+        return PromptBlocks(_HASHED, np.array(list(itertools.chain.from_iterable(blocks)), np.int64), counts)
     if not any(row.prefix for row in rows):
         return PromptBlocks()
     groups = np.array([numbers.setdefault(row.prefix, len(numbers)) for row in rows], np.int64)
-    return PromptBlocks.of_groups(groups, np.minimum(kept, [row.input for row in rows]))
+    return PromptBlocks.of_groups(groups, np.minimum(tokens, [row.input for row in rows]))
 
 
 def _table(path: Path) -> Iterator[_Row]:

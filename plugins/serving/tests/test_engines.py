@@ -83,8 +83,8 @@ def random_case(seed: int) -> tuple[Deployment, Traffic]:
     if draw.integers(2):
         return deployment, Traffic(arrivals, inputs, outputs, draw.integers(0, inputs), closed)
     counts = draw.integers(0, inputs // 16 + 1)
-    kept = np.concatenate([np.arange(n) + 20 * g for n, g in zip(counts, draw.integers(0, 4, count), strict=True)])
-    return deployment, Traffic(arrivals, inputs, outputs, 0 * inputs, closed, PromptBlocks(16, kept, counts))
+    numbers = np.concatenate([np.arange(n) + 20 * g for n, g in zip(counts, draw.integers(0, 4, count), strict=True)])
+    return deployment, Traffic(arrivals, inputs, outputs, 0 * inputs, closed, PromptBlocks(16, numbers, counts))
 
 
 def check_equal(seed: int) -> None:
@@ -139,8 +139,8 @@ def test_prefixes_are_found_until_requests_need_their_pages() -> None:
     inputs, outputs = np.full(count, tokens + 16), np.full(count, 1)
     blocks = PromptBlocks.of_groups(draw.integers(0, groups, count), np.full(count, tokens))
     hits = []
-    for kept in (60, 20, 10, 1):
-        room = 1.0 + 1e5 * 16 * (9 * 1 + 8 * kept)
+    for prefixes in (60, 20, 10, 1):
+        room = 1.0 + 1e5 * 16 * (9 * 1 + 8 * prefixes)
         deployment = one_pool(step_times(room=room), sequences=1, kept_free=0.0, block=16)
         served = run(deployment, Traffic(np.zeros(count), inputs, outputs, 0 * inputs, 1, blocks))
         hits.append(float((served.state.requests[:, at.HIT] == tokens).mean()))
