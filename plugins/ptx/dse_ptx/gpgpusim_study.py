@@ -167,8 +167,9 @@ def _camping(ok: pd.DataFrame) -> dict[str, ClaimResult]:
     if len(other) > 1:
         text += f"; a product whose columns lie 16 KB apart {other['none']:.2f}x, with a hash {other['xor']:.2f}x"
     lines = worst["dram_bytes"] / sm_array(str(worst[_GPU])).memory.gpu.line_bytes
-    rows = 4 * max(rows for _, rows, _ in CONVOLUTIONS.values())
-    cause = f"its {lines:.0f} lines lie next to one another: rows of images have {rows} bytes at most"
+    cause = (
+        f"it spreads {lines:.0f} lines: the busiest channel moves {worst['camping']:.2f}x the mean, and no call more"
+    )
     camps = plain[plain["camping"] > _CAMPS]
     findings = {
         names[0]: ClaimResult(not camps.empty, text, cause),
