@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.refit import calibrated_off
+from benchmarks.stale_reuse import stale_reuse
 from benchmarks.valid_shares import valid_shares
 from tests.campaigns.answer_check import answers_missing
 from tests.campaigns.judged import judge_errors
 from tests.campaigns.silent_leaves import silent_leaves
-from tests.campaigns.stale_reuse import stale_reuse
 
 JUDGED_WITHIN = 1e-12
 

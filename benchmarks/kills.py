@@ -96,8 +96,8 @@ class Case:
         _laid_out(folder, _STUDY.format(salt=number, columns=self.columns, rows=_WIDTH))
 
     def start(self, strike: int = 0, pace: float = 1.0) -> Process:
-        """Type the command. strike: of tests.campaigns.struck; 0 for none."""
-        words = ["-m", "tests.campaigns.struck", str(strike)] if strike else ["-m", "dse"]
+        """Type the command. strike: of benchmarks.struck; 0 for none."""
+        words = ["-m", "benchmarks.struck", str(strike)] if strike else ["-m", "dse"]
         return Process([sys.executable, *words, *_COMMAND], self, pace)
 
     @property

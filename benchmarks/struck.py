@@ -1,4 +1,4 @@
-"""The command line of dse, which kills itself at a write: `python -m tests.campaigns.struck K study=<name> ...`.
+"""The command line of dse, which kills itself at a write: `python -m benchmarks.struck K study=<name> ...`.
 
 Everything that changes the database or the output folder counts twice, just before and just after it; at the K-th
 count the process sends itself SIGKILL.
