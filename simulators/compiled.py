@@ -148,9 +148,14 @@ def _dispatcher(kernel: Callable[..., Any], options: dict[str, Any]) -> Any:
         compiled = njit(cache=True, nogil=True, **options)(kernel)
     except RuntimeError:  # numba: no locator available
         return njit(nogil=True, **options)(kernel)
+    index = compiled._cache._cache_file
     if modules:  # numba compares the stamp of the kernel's own file alone
-        index, files = compiled._cache._cache_file, [Path(str(module.__file__)) for module in modules]
+        files = [Path(str(module.__file__)) for module in modules]
         index._source_stamp = (index._source_stamp, *(file.stat().st_mtime_ns for file in files))
+    try:
+        index.load(None)
+    except (ImportError, AttributeError, EOFError, pickle.UnpicklingError):  # names a module that has moved, or is cut
+        index.flush()
     return compiled
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -111,6 +112,11 @@ def test_another_process_compiles_a_kernel_ahead(tmp_path: Path) -> None:
     line = [sys.executable, "-c", AHEAD]
     done = subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr.count("compiling")) == ("[2.0, 2.0] 1\n", 1), done.stderr
+    (index,) = tmp_path.rglob("ahead.double-*.nbi")
+    version = pickle.dumps(pickle.loads(index.read_bytes()))
+    index.write_bytes(version + b"cmoved.module\nkernel\n.")  # as of a kernel whose parts have moved
+    again = subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert again.stdout.startswith("[2.0, 2.0]"), again.stderr
 
 
 # Reference counting

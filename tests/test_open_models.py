@@ -27,11 +27,19 @@ SIZES = {
 
 def parameters(model: dict[str, Any]) -> float:
     """Weights of all layers and embeddings, in 1e9; what a model has not (or is not known of it) counts nothing."""
-    hidden, kv_heads = model["hidden"], model.get("kv_heads", 0)
-    attention = 2 * (model["heads"] + kv_heads) * model.get("head_dim", 0)
-    inside = model.get("ffn", 0) + model.get("experts", 0) * model.get("expert_ffn", 0)
-    layer = attention + (3 if model["gated"] else 2) * inside
-    layers = model["layers"] * layer + model.get("decoder_layers", 0) * (layer + attention)
+    hidden, kv_heads, state = model["hidden"], model.get("kv_heads", 0), model.get("state", {})
+    experts = model.get("experts", 0) * model.get("expert_ffn", 0) * model.get("expert_hidden", hidden) / hidden
+    weights = {
+        "attention": 2 * (model["heads"] + kv_heads) * model.get("head_dim", 0),
+        "state": state.get("projected", 0) + state.get("outputs", 0),
+        "experts": (3 if model["gated"] else 2) * (model.get("ffn", 0) + experts),
+        "none": 0,
+    }
+    equal = [{"count": model["layers"], "mixer": "attention", "feed": "experts"}]
+    layers = sum(
+        kind["count"] * (weights[kind["mixer"]] + weights[kind["feed"]]) for kind in model.get("pattern", equal)
+    )
+    layers += model.get("decoder_layers", 0) * (2 * weights["attention"] + weights["experts"])
     return float(hidden * (layers + (1 if model.get("tied") else 2) * model.get("vocab", 0))) / 1e9
 
 

@@ -118,4 +118,4 @@ def test_published_steps_of_dense_models_and_mixtures_are_within_the_bounds_that
     assert figures["moe_median"] <= 12
     assert figures["moe_worst_model"] <= 30
     assert figures["nemo_median"] <= 8
-    assert (len(read.steps), figures["fitted_rows"], sum(read.left_out.values())) == (82, 10, 48)
+    assert (len(read.steps), figures["fitted_rows"], sum(read.left_out.values())) == (107, 10, 23)
