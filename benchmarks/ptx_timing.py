@@ -104,8 +104,7 @@ def present(folder: Path) -> list[str]:
 
 def absent(folder: Path) -> str:
     """Which GPUs with SMs are not compared, and why."""
-    others = [name for name in names() if name not in present(folder)]
-    return f"no table of {', '.join(others)}"
+    return f"no table of {', '.join(name for name in names() if name not in present(folder))}"
 
 
 def predictions(folder: Path, every: int) -> list[RowPrediction]:

@@ -11,16 +11,18 @@ import functools
 import importlib
 import multiprocessing
 import os
-import pickle
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dse.plugins import DoctorCheck
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def check_cache(options: Mapping[str, str]) -> Iterator[DoctorCheck]:
@@ -44,29 +46,30 @@ def compile_lazily(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return _compile(kernel, {})
 
 
-def compile_ahead(kernel: Callable[..., Any], *arguments: Any) -> None:
-    """Begin to compile a kernel for arguments of these types in a process of its own, for which its first call waits.
+def compile_ahead(kernel: Callable[..., Any], *arrays: NDArray[Any]) -> None:
+    """Begin to compile a kernel for arrays of these types in a process of its own, for which its first call waits.
 
     It begins once, and not where machine code is known or would not be kept, a worker asks, or there is a single core.
     """
     alone = len(os.sched_getaffinity(0)) < 2 or multiprocessing.parent_process() is not None
     if alone or _AHEAD in kernel.__dict__ or is_compiled(kernel) or dispatcher_of(kernel).stats.cache_path is None:
         return
-    from numba import typeof
-
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command, quiet = [sys.executable, "-c", _COMPILE], subprocess.DEVNULL  # what fails there is told by the call here
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, stdout=quiet, stderr=quiet)
-    assert process.stdin is not None
-    with process.stdin:
-        process.stdin.write(pickle.dumps((kernel.__module__, kernel.__name__, tuple(map(typeof, arguments)))))
+    types = [f"{array.dtype.str} {array.ndim}" for array in arrays]
+    command = [sys.executable, "-c", _COMPILE, kernel.__module__, kernel.__name__, *types]
+    environment, quiet = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, subprocess.DEVNULL
+    process = subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet)  # the call here tells what fails
     atexit.register(process.kill)  # does nothing once it has ended
     kernel.__dict__[_AHEAD] = process
 
 
-def compile_for(module: str, name: str, types: tuple[Any, ...]) -> None:
-    """Compile a kernel for arguments of some types of numba, which keeps the machine code on disk."""
-    dispatcher_of(getattr(importlib.import_module(module), name)).compile(types)
+def compile_for(module: str, name: str, *types: str) -> None:
+    """Compile a kernel for contiguous arrays, each by its dtype and dimensions (`<f8 2`), and keep the machine code."""
+    import numpy as np
+    from numba import typeof
+
+    pairs = [text.split() for text in types]
+    arrays = [np.empty((1,) * int(dimensions), dtype) for dtype, dimensions in pairs]
+    dispatcher_of(getattr(importlib.import_module(module), name)).compile(tuple(map(typeof, arrays)))
 
 
 def flat(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,7 +108,7 @@ _PARTS: dict[str, dict[str, dict[str, Any]]] = {}  # module -> part that is not 
 _LOCK = threading.Lock()  # several threads may be the first to call a kernel
 _COMPILING = "DSE_COMPILING"  # modules whose compilation was told
 _AHEAD = "ahead"  # the process that compiles a kernel, among its attributes
-_COMPILE = "import pickle, sys, simulators.compiled as it; it.compile_for(*pickle.load(sys.stdin.buffer))"
+_COMPILE = "import sys, simulators.compiled as it; it.compile_for(*sys.argv[1:])"
 _FLAT: dict[str, Any] = {"error_model": "numpy", "_nrt": False}
 _OVER = "over"  # modules whose parts a kernel calls, among its options
 
@@ -154,7 +157,7 @@ def _dispatcher(kernel: Callable[..., Any], options: dict[str, Any]) -> Any:
         index._source_stamp = (index._source_stamp, *(file.stat().st_mtime_ns for file in files))
     try:
         index.load(None)
-    except (ImportError, AttributeError, EOFError, pickle.UnpicklingError):  # names a module that has moved, or is cut
+    except Exception:  # an index that names a module that has moved, or that was cut, raises anything
         index.flush()
     return compiled
 

@@ -298,8 +298,8 @@ def _weights_of_kind(sizes: Sizes, kind: LayerKind) -> tuple[Any, Any]:
 def _kept_by_kind(sizes: Sizes, kind: LayerKind) -> Any:
     """Bytes that a layer of a kind keeps for its backward pass; of inference its keys and values, or its states."""
     if sizes.run.mode != "training":
-        kept = {"state": state_bytes, "attention": _kept_bytes}.get(kind.mixer)
-        return np.zeros(()) if kept is None else kept(sizes)
+        bytes_of = {"state": state_bytes, "attention": _kept_bytes}.get(kind.mixer)
+        return np.zeros(()) if bytes_of is None else bytes_of(sizes)
     if kind.mixer == "attention" and kind.feed != "none":
         return _kept_bytes(sizes)
     if sizes.run.recompute == "all":

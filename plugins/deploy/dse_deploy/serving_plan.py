@@ -199,7 +199,7 @@ def read_serving(name: str, path: Path, words: Sequence[str], launch: int) -> Se
     sites = [f"sites.{site} (of a step of one size)" for site in sections.pop("sites", {})]
     roles = {plain for role in _APART for plain in (key.partition(".")[0] for key in getattr(facts.apart, role))}
     unread = [text for part in parts for text in part.unread if not apart or _section(text) not in roles]
-    changing = {known.lstrip("-").replace("_", "-") for known in tool.unmodelled}
+    changing = {setting.lstrip("-").replace("_", "-") for setting in tool.unmodelled}
     unmodelled = [text for text in unread if _section(text).lstrip("-").replace("_", "-") in changing]
     meaningless = [text for text in unread if text not in unmodelled]
     unmodelled += [*sites, *(text for part in parts for text in part.unmodelled)]

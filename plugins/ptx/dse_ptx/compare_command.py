@@ -32,10 +32,10 @@ def compare(words: Sequence[str]) -> CommandAnswer:
 
     typed = pairs(words, {"data": ""}, optional=("system", "out"))
     machine, path = sm_array(typed.get("system", "h100")), Path(typed["data"])
-    known = {(each.file, each.kernel): each for each in launches()}
+    by_name = {(launch.file, launch.kernel): launch for launch in launches()}
     rows = list[dict[str, Any]]()
     for line, row in read_csv(path, needed=("device", "file", "kernel", "seconds", "magnitude")).rows:
-        launch = known.get((row["file"], row["kernel"]))
+        launch = by_name.get((row["file"], row["kernel"]))
         if launch is None:
             raise ConfigError([Problem(f"{path.name}, line {line}", "names no launch of ours", row["kernel"])])
         if row["seconds"]:
@@ -60,10 +60,10 @@ def _row(launch: GpuLaunch, machine: SmArray, row: dict[str, str], where: str) -
         measured, total = float(row["seconds"]), float(row["magnitude"])
     except ValueError:
         raise ConfigError([Problem(where, "holds no seconds and magnitude", row["seconds"])]) from None
-    predicted, found = predict(launch, machine)
+    predicted, magnitude = predict(launch, machine)
     return {
         "file": launch.file, "kernel": launch.kernel, "predicted_s": predicted, "measured_s": measured,
-        "error": predicted / measured - 1, "equal": is_close(found, total, launch.arguments),
+        "error": predicted / measured - 1, "equal": is_close(magnitude, total, launch.arguments),
     }  # fmt: skip
 
 

@@ -93,10 +93,10 @@ def write(path: Path, device: str, row: Callable[[GpuLaunch], dict[str, Any]]) -
         table.writeheader()
         for launch in launches():
             try:
-                found, done = row(launch), done + 1
+                cells, done = row(launch), done + 1
             except Exception as error:  # whatever a driver or a library raises
-                found = {"reason": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"}
-            table.writerow({"device": device, "file": launch.file, "kernel": launch.kernel, **found})
+                cells = {"reason": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"}
+            table.writerow({"device": device, "file": launch.file, "kernel": launch.kernel, **cells})
             file.flush()
     return done
 

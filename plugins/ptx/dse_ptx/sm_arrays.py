@@ -115,7 +115,7 @@ def _static(code: Code, machine: SmArray) -> Ints:
         if kind == sk.PLAIN and opcode.startswith(("mov.", "cvta")) and (code.reads[pc] >= 0).any():
             kind = sk.FOLDED  # an assembler names the register itself
         # a matrix instruction takes as long as its multiply-adds
-        lanes = _multiplied(opcode, code.operations[pc], pipe.rates) if unit == Unit.TENSOR else float(LANES)
+        lanes = _matrix_lanes(opcode, code.operations[pc], pipe.rates) if unit == Unit.TENSOR else float(LANES)
         slots = max([size for prefix, size in sm.slots.items() if opcode.startswith(prefix)], default=1)
         interval = max(1, math.ceil(lanes / pipe.lanes) * slots)
         latency = sm.branch if kind == sk.BRANCHING else pipe.latency + (interval - 1) * (slots > 1)
@@ -127,7 +127,7 @@ def _static(code: Code, machine: SmArray) -> Ints:
     return rows
 
 
-def _multiplied(opcode: str, operations: float, rates: Mapping[str, float]) -> float:
+def _matrix_lanes(opcode: str, operations: float, rates: Mapping[str, float]) -> float:
     """Lanes that a matrix instruction takes. Raises ConfigError where its elements are not multiplied."""
     family, *words = opcode.lower().split(".")
     kind = next((word for word in words if word in _ELEMENTS), _FAMILIES.get(family, "f16"))

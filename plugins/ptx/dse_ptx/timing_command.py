@@ -69,14 +69,14 @@ def _application(listed: TraceList, machine: SmArray, most: int | None, typed: M
     intervals = [table(done).assign(launch=at, kernel=name) for at, (name, done) in enumerate(launches)]
     sums = {key: sum(getattr(done, key) for _, done in launches) for key in ("seconds", "launch_s")}
     facts = [list(fact) for fact in machine.facts_below("system")]
-    outputs.write_json("time", {**sums, "not_timed": list(listed.untimed), "facts": facts})
+    outputs.write_json("time", {**sums, "not_timed": list(listed.host_work), "facts": facts})
     outputs.write_table("launches", pd.DataFrame([{"kernel": name, **scalars(done)} for name, done in launches]))
     outputs.write_table("intervals", pd.concat(intervals, ignore_index=True))
     _draw(launches, outputs)
     words = f"us one after another; their launches take {sums['launch_s'] * 1e6:.3g} us"
     lines = [f"{len(launches)} kernels on {machine.name}: {sums['seconds'] * 1e6:.4g} {words}", *_longest(launches)]
-    if listed.untimed:
-        lines.append(f"  not timed: {'; '.join(listed.untimed)}")
+    if listed.host_work:
+        lines.append(f"  not timed: {'; '.join(listed.host_work)}")
     files = "time.json, launches.parquet, intervals.parquet, figures/*"
     return CommandAnswer(outputs.folder, (*lines, f"written to {outputs.folder}/: {files}"), "time")
 
@@ -85,9 +85,9 @@ def _longest(launches: Sequence[tuple[str, LaunchTime]]) -> list[str]:
     """Lines of the kernels that last longest, and of the error of those that are sampled."""
     ordered = sorted(launches, key=lambda launch: -launch[1].seconds)
     lines = [f"  {name}: {done.seconds * 1e6:.4g} us, {_first_loss(done)}" for name, done in ordered[:_SHOWN]]
-    rest = [done.seconds for _, done in ordered[_SHOWN:]]
-    if rest:
-        lines.append(f"  {len(rest)} others: {sum(rest) * 1e6:.4g} us")
+    shorter = [time.seconds for _, time in ordered[_SHOWN:]]
+    if shorter:
+        lines.append(f"  {len(shorter)} others: {sum(shorter) * 1e6:.4g} us")
     sampled = [done.sampling_error for _, done in launches if done.simulated < 1]
     if sampled:
         lines.append(

@@ -26,10 +26,10 @@ class TraceList:
     commands: dict[str, int]
 
     @property
-    def untimed(self) -> tuple[str, ...]:
+    def host_work(self) -> tuple[str, ...]:
         """What the host does between the kernels, in words; none of it is timed."""
-        told = [f"{count} {name} of {size} bytes" for name, (count, size) in self.copies.items()]
-        return (*told, *(f"{count} {name}" for name, count in self.commands.items()))
+        copies = [f"{count} {name} of {size} bytes" for name, (count, size) in self.copies.items()]
+        return (*copies, *(f"{count} {name}" for name, count in self.commands.items()))
 
 
 def is_list(path: Path) -> bool:

@@ -151,7 +151,7 @@ class Pages:
         """Pages of a block."""
         return self.rules.blocks(self.rules.unit)
 
-    def found(self, request: Request) -> tuple[int, ...]:
+    def hits(self, request: Request) -> tuple[int, ...]:
         """Blocks at the start of a prompt that are there; a token is left to compute."""
         if not request.contents or self.rules.limits[at.ROLE] == at.DECODE:
             return ()
@@ -301,7 +301,7 @@ class Engine:
         if not self.waiting or len(self.running) >= limits[at.SEQUENCES]:
             return False
         request = self.waiting[0]
-        hits = self.pages.found(request)
+        hits = self.pages.hits(request)
         need = request.target - self.rules.tokens_there(request, len(hits))
         if need > 0 and (left <= 0 or (need > left and not limits[at.CHUNKED])):
             return False
@@ -311,7 +311,7 @@ class Engine:
     def admit(self) -> Request:
         """Let the first request that waits in."""
         request = self.waiting.popleft()
-        hits = self.pages.found(request)
+        hits = self.pages.hits(request)
         for block in hits:
             self.pages.use(block)
         request.refs = len(hits)

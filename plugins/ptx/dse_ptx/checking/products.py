@@ -37,9 +37,9 @@ def run(launch: Registers, lanes: Sequence[Any], instruction: Instruction) -> No
     for lane, thread in enumerate(lanes):
         group, member = divmod(lane, 4)
         for half, k, number in _elements(launch, thread, a, kind, rows // 8):
-            left[group + 8 * half, k + _packed(kind) * member] = number
+            left[group + 8 * half, k + _numbers_a_register(kind) * member] = number
         for _, k, number in _elements(launch, thread, b, other, 1):
-            right[k + _packed(other) * member, group] = number
+            right[k + _numbers_a_register(other) * member, group] = number
         for place, (row, column) in enumerate(_cells(lane, rows)):
             start[row, column] = _accumulator(launch, thread, c, result, place)
     total = _sums(left, right, start, result, instruction.modifiers)
@@ -51,7 +51,7 @@ def run(launch: Registers, lanes: Sequence[Any], instruction: Instruction) -> No
             launch.assign(thread, operand, word)
 
 
-def _packed(kind: str) -> int:
+def _numbers_a_register(kind: str) -> int:
     """Numbers in a register."""
     return max(1, 32 // _BITS[kind])
 
@@ -61,8 +61,8 @@ def _elements(
 ) -> Iterator[tuple[int, int, float]]:
     """(half of the rows, column from the lane's first, number) of all that a lane holds."""
     for place_of, operand in enumerate(registers):
-        word, first = launch.value(thread, operand, "b64"), 4 * _packed(kind) * (place_of // halves)
-        for place in range(_packed(kind)):
+        word, first = launch.value(thread, operand, "b64"), 4 * _numbers_a_register(kind) * (place_of // halves)
+        for place in range(_numbers_a_register(kind)):
             part = word >> _BITS[kind] * place & ((1 << _BITS[kind]) - 1)
             if kind in ("s4", "u4", "b1"):
                 number: float = part - 16 if kind == "s4" and part > 7 else part
