@@ -118,7 +118,7 @@ def places(ops: Sequence[Op]) -> Iterator[SitePlace]:
 class TensorGroup:
     """GPUs of a tp group as schedules see them. format: of the inputs of GEMMs. simulated: as the model of sites has
     them, one for all or each by itself. engine: that runs schedules. effects: those known, by schedule and sizes;
-    serial_s: likewise [s] of serial sites, by cost models and sizes.
+    serial_s: likewise [s] of serial sites, by cost models and sizes; graphs: those whose work is drawn.
     """
 
     system: System
@@ -127,6 +127,7 @@ class TensorGroup:
     engine: str = ENGINE
     effects: dict[Any, Effect] = field(default_factory=dict)
     serial_s: dict[Any, Floats] = field(default_factory=dict)
+    graphs: dict[Any, TaskGraph] = field(default_factory=dict)
 
     @classmethod
     def of(cls, machine: Device, *, tp: int, precision: str) -> TensorGroup:
@@ -156,22 +157,27 @@ class TensorGroup:
 
     def drawn_effect(self, schedule: Any, workload: Workload, drawn: Mapping[str, Floats]) -> Effect:
         """The effect with drawn factors [S] on the work of tasks, by their kind."""
-        graphs = (each.lower(self.simulated, workload) for each in (schedule, _serial_of(schedule)))
+        both = schedule, _serial_of(schedule)  # of which the measurement that helps most draws again and again
+        graphs = (self._remembered(each, workload, self.graphs, self._graph) for each in both)
         (makespan, computing, held), (serial, *_) = (_run(graph.draw(drawn), self.engine) for graph in graphs)
         return self._seen(makespan, computing, held=held, serial=serial)
 
     def _effect(self, schedule: Any, workload: Workload) -> Effect:
-        makespan, computing, held = _run(schedule.lower(self.simulated, workload), self.engine)
+        makespan, computing, held = _run(self._graph(schedule, workload), self.engine)
         baseline = _serial_of(schedule)
         serial = self._remembered(baseline, workload, self.serial_s, lambda *_: self._serial_s(baseline, workload))
         return self._seen(makespan, computing, held=held, serial=serial)
+
+    def _graph(self, schedule: Any, workload: Workload) -> TaskGraph:
+        graph: TaskGraph = schedule.lower(self.simulated, workload)
+        return graph
 
     def _seen(self, makespan: Floats, computing: Floats, *, held: Floats, serial: Floats) -> Effect:
         gpus = 1 if self.simulated is self.system else self.system.node.num_gpus  # CU-seconds of all simulated GPUs
         return Effect(makespan / serial, computing / makespan, held / makespan / gpus)
 
     def _serial_s(self, baseline: Any, workload: Workload) -> Floats:
-        return _run(baseline.lower(self.simulated, workload), self.engine)[0]
+        return _run(self._graph(baseline, workload), self.engine)[0]
 
     @staticmethod
     def _remembered(chosen: BaseModel, workload: Workload, memory: dict[Any, Any], compute: Any) -> Any:
