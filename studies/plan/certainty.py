@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -89,9 +89,10 @@ class DrawnPlan:
         before = self.times(plan.before)
         least = self.planned.settings.decide.least
         decision = Decision.of(times, before, least=least, rivals=names, basis=self.basis).holding(plan.gain)
-        if not decision.is_decided:
-            rows = [plan.best, plan.before, *(row for _, row in rivals[:1])]
-            decision = replace(decision, measure=most_helpful(partial(self._draw, [plan.design(row) for row in rows])))
+        if not decision.is_decided:  # between what it is not decided among
+            rows = [plan.before] if decision.spans_one or not rivals else []
+            rows += [row for _, row in rivals[:1]] if decision.fastest < least else []
+            decision = replace(decision, measure=self._measure([plan.best, *rows]))
         alone = {}
         for choice in plan.choices:
             pair = None if plan.is_off(choice) else plan.alone_rows_of(choice)
@@ -99,6 +100,11 @@ class DrawnPlan:
                 alone[choice.name] = self.gain(*pair)
         gains = {"gain": plan.gain, "alone": alone, "over_serial": self.gain(plan.serial, plan.best)}
         return {**decision.json(), "preferred": str(plan.best["key"]), **gains}
+
+    def _measure(self, rows: Sequence[Any]) -> dict[str, Any]:
+        """The measurement that helps most to choose among points."""
+        designs, times = [self.plan.design(row) for row in rows], np.stack([self.times(row) for row in rows])
+        return most_helpful(times, self.basis, lambda exact: self._draw(designs, exact)[0])
 
     def _rivals(self, plan: StepPlan) -> Sequence[tuple[tuple[str, str], Any]]:
         """Points that come next, each with another value of one choice; what is faster was left off as no different."""
