@@ -157,27 +157,23 @@ class TensorGroup:
 
     def drawn_effect(self, schedule: Any, workload: Workload, drawn: Mapping[str, Floats]) -> Effect:
         """The effect with drawn factors [S] on the work of tasks, by their kind."""
-        both = schedule, _serial_of(schedule)  # of which the measurement that helps most draws again and again
-        graphs = (self._remembered(each, workload, self.graphs, self._graph) for each in both)
+        graphs = (self._remembered(way, workload, self.graphs, self._graph) for way in (schedule, _serial_of(schedule)))
         (makespan, computing, held), (serial, *_) = (_run(graph.draw(drawn), self.engine) for graph in graphs)
         return self._seen(makespan, computing, held=held, serial=serial)
 
     def _effect(self, schedule: Any, workload: Workload) -> Effect:
         makespan, computing, held = _run(self._graph(schedule, workload), self.engine)
-        baseline = _serial_of(schedule)
-        serial = self._remembered(baseline, workload, self.serial_s, lambda *_: self._serial_s(baseline, workload))
+        serial = self._remembered(
+            _serial_of(schedule), workload, self.serial_s, lambda *way: _run(self._graph(*way), self.engine)[0]
+        )
         return self._seen(makespan, computing, held=held, serial=serial)
 
-    def _graph(self, schedule: Any, workload: Workload) -> TaskGraph:
-        graph: TaskGraph = schedule.lower(self.simulated, workload)
-        return graph
+    def _graph(self, schedule: Any, workload: Workload) -> Any:
+        return schedule.lower(self.simulated, workload)
 
     def _seen(self, makespan: Floats, computing: Floats, *, held: Floats, serial: Floats) -> Effect:
         gpus = 1 if self.simulated is self.system else self.system.node.num_gpus  # CU-seconds of all simulated GPUs
         return Effect(makespan / serial, computing / makespan, held / makespan / gpus)
-
-    def _serial_s(self, baseline: Any, workload: Workload) -> Floats:
-        return _run(self._graph(baseline, workload), self.engine)[0]
 
     @staticmethod
     def _remembered(chosen: BaseModel, workload: Workload, memory: dict[Any, Any], compute: Any) -> Any:
@@ -237,11 +233,10 @@ class SiteSchedules:
         if platform.errors is not None:  # no error makes it shorter than the longer of both alone
             total = np.maximum(total, np.maximum(costs[gemm].seconds, moved.seconds))
         computed = total * effect.computing
-        held = total * effect.comm_cus + after * library_cus(self.group.system, "all_gather")
-        exposed = np.asarray(total - computed + after)
+        held = np.asarray(total * effect.comm_cus + after * library_cus(self.group.system, "all_gather"))
         return {
             gemm: replace(costs[gemm], seconds=computed),
-            at.collective: replace(costs[at.collective], seconds=exposed, comm_cu_s=np.asarray(held)),
+            at.collective: replace(costs[at.collective], seconds=np.asarray(total - computed + after), comm_cu_s=held),
         }
 
     def seconds(self, ops: Sequence[Op], costs: Sequence[OperatorCost], platform: Platform, at: SitePlace) -> Floats:
