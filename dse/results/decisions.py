@@ -9,7 +9,7 @@ all with the same errors: what is off in all of them alike cancels in their rati
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -258,14 +258,13 @@ def _closest(winners: pd.DataFrame, most: int) -> pd.DataFrame:
     return winners.iloc[np.sort(np.argsort(gained, kind="stable")[:most])]
 
 
-def most_helpful(times: Floats, kinds: Iterable[str], draw: Callable[[Sequence[str]], Floats]) -> dict[str, Any]:
+def most_helpful(times: Floats, alone: Mapping[str, Floats]) -> dict[str, Any]:
     """The kind of error whose knowledge lowers the probability of a wrong choice most; empty where none does.
 
-    times: of the options [options, samples], with errors of all these kinds; draw: the same where kinds are exact.
+    times: of the options [options, samples], with errors of all kinds; alone: the same with those of each kind.
     """
-    kinds = tuple(kinds)
     now = 1 - float(np.bincount(np.argmin(times, axis=0)).max()) / times.shape[1]
-    wrong = {kind: wrong_if_known(times, draw([other for other in kinds if other != kind])) for kind in kinds}
+    wrong = {kind: wrong_if_known(times, drawn) for kind, drawn in alone.items()}
     kind = min(wrong, key=lambda name: wrong[name], default="")
     if not kind or wrong[kind] >= now - _LEAST_HELP:
         return {}
@@ -311,7 +310,8 @@ def _decide(planned: Any, winner: pd.Series[Any], rivals: pd.DataFrame, *, helps
     if decision.is_decided or not helps:
         return decision
     draw = partial(planned.backend.draw, chosen, samples=settings.samples, seed=planned.settings.seed)
-    return replace(decision, measure=most_helpful(times, basis, lambda exact: draw(exact=exact)[0]))
+    alone = {kind: draw(exact=[other for other in basis if other != kind])[0] for kind in basis}
+    return replace(decision, measure=most_helpful(times, alone))
 
 
 def _chosen(row: pd.Series[Any], knobs: Sequence[str]) -> dict[str, Any]:

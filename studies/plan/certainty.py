@@ -103,8 +103,9 @@ class DrawnPlan:
 
     def _measure(self, rows: Sequence[Any]) -> dict[str, Any]:
         """The measurement that helps most to choose among points."""
-        designs, times = [self.plan.design(row) for row in rows], np.stack([self.times(row) for row in rows])
-        return most_helpful(times, self.basis, lambda exact: self._draw(designs, exact)[0])
+        designs, kinds = [self.plan.design(row) for row in rows], tuple(self.basis)
+        alone = {kind: self._draw(designs, [other for other in kinds if other != kind])[0] for kind in kinds}
+        return most_helpful(np.stack([self.times(row) for row in rows]), alone)
 
     def _rivals(self, plan: StepPlan) -> Sequence[tuple[tuple[str, str], Any]]:
         """Points that come next, each with another value of one choice; what is faster was left off as no different."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.errors import ConfigError
-from dse.results.decisions import ENDS, Decision, wrong_if_known
+from dse.results.decisions import ENDS, Decision, most_helpful
 from dse_serving.deployment import Deployment
 from dse_serving.design import Serving, deployment_of, formats, kernels
 from dse_serving.results import percentile
@@ -28,9 +28,9 @@ from simulators.hardware.residuals import Draws, JointDraws
 Floats = NDArray[np.float64]
 _FEW, _MANY = 64, 1024  # tokens of products whose errors are drawn
 _MOST_DRAWN = 64  # each of which serves all requests
-_LEAST_HELP = 0.01  # of a probability, below which draws tell nothing
 _NEVER = 1e30  # time of a token of a deployment beyond the limits [s]
-_MORE = 1.5  # times as much of a number of the traffic
+MORE = 1.5
+"""Times as much of a number of the traffic."""
 NAMES = ("tokens_per_s_per_gpu", "ttft_s", "tpot_s")
 """What is drawn of a deployment."""
 
@@ -154,15 +154,15 @@ def other_traffic(design: Serving) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield what traffic may be, in words, and the changes that make it so."""
     spec = design.traffic
     if spec.arrivals == "closed":
-        yield "requests under way", {"concurrency": int(_MORE * spec.concurrency)}
+        yield "requests under way", {"concurrency": int(MORE * spec.concurrency)}
     elif spec.arrivals == "trace":
-        yield "requests a second", {"speed": _MORE * spec.speed}
+        yield "requests a second", {"speed": MORE * spec.speed}
     else:
-        yield "requests a second", {"rate_per_s": _MORE * spec.rate_per_s}
+        yield "requests a second", {"rate_per_s": MORE * spec.rate_per_s}
     if spec.arrivals != "trace" and not spec.mix:
         for name, words in (("input", "tokens of prompts"), ("output", "tokens of outputs")):
             lengths: TokenLengths = getattr(spec, name)
-            yield words, {name: lengths.model_copy(update={"tokens": int(_MORE * lengths.tokens)})}
+            yield words, {name: lengths.model_copy(update={"tokens": int(MORE * lengths.tokens)})}
 
 
 def decide(
@@ -181,18 +181,10 @@ def decide(
     within = served.fits(values[0])
     decision = replace(decision, fastest=float(((times[0] <= times.min(axis=0)) & within).mean()))
     if not decision.is_decided:
-        decision = replace(decision, measure=_most_helpful(times, factors))
+        alone = {kind: np.stack([np.ones_like(row), row]) for kind, row in factors.items()}
+        decision = replace(decision, measure=most_helpful(times, alone))
     ends = np.quantile(np.where(np.isfinite(values[0]), values[0], _NEVER), ENDS, axis=0)
     ranges = {name: [float(end) for end in ends[:, place]] for place, name in enumerate(NAMES)}
     places = {words: served.under(change) for words, change in other_traffic(designs[0])}
     changes = {words: names[place] if place >= 0 else "" for words, place in places.items()}
     return {**decision.json(), "ranges": ranges, "within": float(within.mean()), "draws": size, "changes": changes}
-
-
-def _most_helpful(times: Floats, factors: Mapping[str, Floats]) -> dict[str, Any]:
-    """The kind of error whose knowledge lowers the probability of a wrong choice most; empty where none does."""
-    now = 1 - float(np.bincount(np.argmin(times, axis=0)).max()) / times.shape[1]
-    wrong = {kind: wrong_if_known(times, np.stack([np.ones_like(row), row])) for kind, row in factors.items()}
-    kind = min(wrong, key=lambda name: wrong[name], default="")
-    helps = bool(kind) and wrong[kind] < now - _LEAST_HELP
-    return {"kind": kind, "wrong": now, "wrong_if_known": wrong[kind]} if helps else {}

@@ -21,7 +21,7 @@ from dse.results.words import cell
 from dse.space import get_path
 from dse_serving import figures as serving_figures
 from dse_serving.backend import ServingBackend
-from dse_serving.certainty import decide
+from dse_serving.certainty import MORE, decide
 from dse_serving.design import Serving, deployment_of
 from dse_serving.plan_file import plan_tree
 from dse_serving.results import percentile_interval
@@ -304,7 +304,7 @@ def with_errors(config: Mapping[str, Any], summary: Mapping[str, Any], best: Map
     for words, split in entry["changes"].items():
         answer = f"{split} is the best" if split else "none of these is within the limits"
         same = "no other split" if split == best["split"] else answer
-        yield f"with 1.5 times as many {words}: {same}"
+        yield f"with {MORE:g} times as many {words}: {same}"
 
 
 def _ranges(entry: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[float]]]:
