@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from dse.errors import ConfigError
-from simulators.calibration.residual_groups import ResidualRow
+from dse_calibration.residual_groups import ResidualRow
 from simulators.hardware.residuals import LEVEL, shipped_residuals
 from validation.residual_rows import residual_rows
 from validation.residuals import (

@@ -28,11 +28,11 @@ from benchmarks.recorded import ROOT
 from dse import plugins
 from dse.errors import ConfigError
 from dse.errors.terminal import bar
+from dse_calibration.collectives import constants_of, cost_of_rows, fitted_names, read_collectives
+from dse_calibration.measurements import MeasuredRows
+from dse_calibration.predictions import peers
 from dse_deploy.command import nearest, write_all
 from dse_deploy.settings import tools
-from simulators.calibration.collectives import constants_of, cost_of_rows, fitted_names, read_collectives
-from simulators.calibration.measurements import MeasuredRows
-from simulators.calibration.predictions import peers
 from simulators.hardware.device import ScheduledDevice
 from simulators.hardware.machine import tree_of
 from simulators.hardware.network import CollectiveKind, Node

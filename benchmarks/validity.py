@@ -1,7 +1,7 @@
 """Predictions held against measured tables of operators of today's GPUs, on rows that no constant was fitted on.
 
 `python -m benchmarks.validity [--data DIR] [--json]` reads every CSV below a folder that has one of the layouts of
-`simulators.calibration.layouts`, and predicts it with the constants of conf/system as they are: nothing is fitted. A
+`dse_calibration.layouts`, and predicts it with the constants of conf/system as they are: nothing is fitted. A
 row is printed for each file, device and precision; errors are relative, with the median's sign beside it. Prefills of
 whole models are predicted as iterations, overlaps of a GEMM and its collective by schedules (`validation.overlaps`).
 GEMMs beside collectives (`overlap_...`) are those of the folder; without a folder the shipped ones alone are judged.
@@ -23,17 +23,17 @@ import numpy as np
 from dse.config.options import list_options
 from dse.errors import ConfigError, Problem
 from dse.files import csv_columns
-from simulators.calibration.calibrate import plain_name, read_table
-from simulators.calibration.collectives import COLLECTIVE_ROWS, LARGE_BYTES, holds_collectives
-from simulators.calibration.contention import COLUMNS, TABLE, is_sweep
-from simulators.calibration.layouts import layout_of
-from simulators.calibration.measurements import STREAM_KINDS, MeasuredRows
-from simulators.calibration.predictions import Errors, PredictedRows, predicted_by
+from dse_calibration.calibrate import plain_name, read_table
+from dse_calibration.collectives import COLLECTIVE_ROWS, LARGE_BYTES, holds_collectives
+from dse_calibration.contention import COLUMNS, TABLE, is_sweep
+from dse_calibration.layouts import layout_of
+from dse_calibration.measurements import STREAM_KINDS, MeasuredRows
+from dse_calibration.overlap_measured.gemm_collective import holds_overlaps
+from dse_calibration.overlap_measured.prefills import holds_prefills
+from dse_calibration.predictions import Errors, PredictedRows, predicted_by
 from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
 from simulators.workloads.model_zoo import option_tree
-from studies.overlap_measured.gemm_collective import holds_overlaps
-from studies.overlap_measured.prefills import holds_prefills
 from validation.left_out import FITTED, files_below, given_folder, report_left_out
 from validation.overlaps import (
     KINDS,

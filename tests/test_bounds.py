@@ -19,7 +19,6 @@ from dse.cli import main
 from dse.config import expansion
 from dse.config.sweeps import MOST_VALUES
 from dse.errors import ConfigError
-from simulators.calibration.measurements import read as read_measurements
 from simulators.steps.epoch_log import read as read_log
 from simulators.workloads.operators import read_shapes
 
@@ -119,7 +118,6 @@ def odd(request: pytest.FixtureRequest, elsewhere: Path) -> Iterator[tuple[Path,
 
 READERS: dict[str, Callable[[Path], object]] = {
     "workload.shapes": read_shapes,
-    "measured operators": read_measurements,
     "log of an epoch": read_log,
 }
 
@@ -143,7 +141,6 @@ def test_every_command_that_reads_a_named_file_refuses_what_is_none(
     for words in (
         [*S, f"workload.shapes={path}"],
         ["profile", "seqpoint", f"data={path}"],
-        ["machine", "calibrate", "system=v100_8", f"data={path}", "out=fitted"],
     ):
         assert part in refused(*words)
 

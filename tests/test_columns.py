@@ -28,7 +28,6 @@ FLAGSHIP = ["study=ficco_sweep", "workload.only=[g4]", "space.schedule.num_chunk
         [*FLAGSHIP, "study.recorded=[schedule.name]"],
         ["study=conccl", "study.recorded=[]"],
         ["study=t3", "study.recorded=[]"],
-        ["study=overlap_measured", "study.recorded=[]"],
     ],
     ids=lambda words: " ".join(words[0:1] + words[-1:]),
 )

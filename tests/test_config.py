@@ -524,8 +524,7 @@ def named_once() -> Iterator[list[str]]:
         if folder.is_dir() and folder.name in named
     }
     yield from ([f"study={name}"] for name in groups.pop("study"))
-    of_studies = ("measured", "step")
-    groups["simulator"] = [name for name in groups["simulator"] if name not in of_studies]
+    groups["simulator"] = [name for name in groups["simulator"] if name != "step"]
     gpus = {name: shipped("system")[name]["gpu"] for name in SYSTEMS if name != "mi100"}
     groups["system"] = [
         name for name, gpu in gpus.items() if "persistent" not in gpu and "bf16" in gpu.get("peak_flop_per_s", ["bf16"])

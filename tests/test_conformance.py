@@ -941,7 +941,7 @@ def test_compute_never_gets_the_cus_that_communication_holds(family: str, data: 
     """CUs granted to the GEMM of the moment and CUs of the kernels that run beside it are not more than there are.
 
     Of a GEMM that is masked. One that is not is slowed instead, to what it would be without these CUs: see
-    test_contention.py.
+    plugins/calibration/tests/test_contention.py.
     """
     drawn = {**data.draw(family_knobs(FAMILIES[family])), "schedule.comm_engine": "cu"}
     if drawn.get("schedule.comm_cus", 1) is None and "comm_cus" in shipped("schedule")[a_schedule_of(family)]:

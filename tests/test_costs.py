@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulators.calibration.measurements import MeasuredRows
-from simulators.calibration.rows import cost_of
 from simulators.costs.gemm import Gemms, GemmShape, WaveGemms, gemm_cost, gemms_of
 from simulators.costs.gemm.fitted import FittedGemms, products_of, quickest
 from simulators.costs.gemm.tiles import TileShape, tile_seconds
@@ -55,19 +53,6 @@ def by_iterations(device: Device, sizes: list[tuple[int, int, int]]) -> list[flo
     return [float(cost.seconds) for cost in costs]
 
 
-def by_tables(device: Device, sizes: list[tuple[int, int, int]]) -> list[float]:
-    """Predicted times of rows of a measured table."""
-    m, n, k = np.array(sizes, float).T
-    shape = {"m": n, "n": m, "k": k, "ta": np.ones(len(m)), "tb": np.zeros(len(m))}
-    names = tuple(map(str, sizes))
-    rows = MeasuredRows(
-        device.name, "bf16", "gemm", shape, np.ones((len(m), 1)), names, tuple(range(len(m))), ("",) * len(m)
-    )
-    cost = cost_of(device, rows)
-    assert cost is not None
-    return [float(seconds) for seconds in cost.seconds[:, 0]]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", ["h100_8", "a100_8"])
@@ -77,8 +62,6 @@ def test_every_backend_gives_the_same_gemm_the_same_time(name: str, model: str) 
     iterations = by_iterations(device, GEMMS)
     schedules = [by_schedules(tree, sizes) for sizes in GEMMS]
     assert schedules == pytest.approx(iterations, rel=1e-12, abs=0)
-    if model == "fitted":
-        assert by_tables(device, GEMMS) == pytest.approx(iterations, rel=1e-12, abs=0)
 
 
 SIZES = st.sampled_from([1, 16, 64, 4096]) | st.integers(1, 20000)

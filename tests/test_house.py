@@ -40,7 +40,7 @@ def test_few_modules_stand_at_the_root_of_a_package() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("package", "most"), [("dse", 80), ("simulators", 16)])
+@pytest.mark.parametrize(("package", "most"), [("dse", 80), ("simulators", 14)])
 def test_few_arrows_go_from_room_to_room(package: str, most: int) -> None:
     assert len(house.arrows(package)) <= most
 
@@ -113,7 +113,7 @@ def test_the_house_does_not_grow() -> None:
         "GPU classes": (len(house.gpu_classes()), 2),
         "doors of a GEMM": (len(house.gemm_doors()), 1),
         "caches by id": (house.id_caches(), 2),
-        "lines": (house.size()["core_lines"], 64_400),
+        "lines": (house.size()["core_lines"], 60_000),
         "long classes": (len(house.long_classes()), 0),
         "homonyms": (len(house.public_homonyms()), 0),
         "classes named by participles": (len(house.participle_classes()), 2),

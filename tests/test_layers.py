@@ -139,7 +139,7 @@ def test_the_recorded_and_shown_paths_of_every_study_are_paths_of_its_designs() 
     of_steps |= {f"sites.{name}" for name in SITES}
     by_simulator = {"fluid": (of_overlaps, metrics), "analytic": (of_overlaps, metrics), "step": (of_steps, steps)}
     studies = [(tree["study"], _simulator(tree)) for tree in shipped("study").values()]
-    assert {simulator for _, simulator in studies} == {*by_simulator, "measured"}
+    assert {simulator for _, simulator in studies} == {*by_simulator}
     for study, simulator in ((name_of_study, name) for name_of_study, name in studies if name in by_simulator):
         assert unknown_paths(study, *by_simulator[simulator]) == set()
 

@@ -1,21 +1,19 @@
-"""Iterations of recurrent models: work by closed forms, time over sequence length, and SeqPoint on what they take."""
+"""Iterations of recurrent models: work by closed forms, and SeqPoint on what they take."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from simulators.calibration.measurements import read
 from simulators.costs.gemm.fitted import FittedGemms
 from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
-from simulators.steps.operators import ModelBlock, Op, OperatorCost, Platform, Recurrence, operator_costs
+from simulators.steps.operators import ModelBlock, Op, OperatorCost, Platform, operator_costs
 from simulators.steps.recurrent import speech_blocks, translation_blocks
 from simulators.steps.seqpoint import Iterations, choose, cut_parallel, cut_sequential, project_epoch
 from simulators.workloads.model import Run, Speech, Translation
@@ -135,28 +133,6 @@ def test_every_number_of_a_gpu_run_otherwise_has_a_source_and_none_makes_it_fast
     slow, fast = total("seconds", blocks, FittedGemms.of(device, "fp32")), total("seconds", blocks)
     assert slow == fast if name == "vega_fe" else slow > 1.02 * fast
     assert device.gpu.as_described == Device.of(tree_of("vega_fe")).gpu
-
-
-# Time over sequence length
-
-
-def test_forward_passes_of_gru_layers_are_within_a_third_of_those_measured(shared: Callable[[str], Path]) -> None:
-    (rows,) = (
-        rows_of_kind
-        for rows_of_kind in read(shared("data/deepbench/AMD_VegaFE.csv"))
-        if rows_of_kind.kind == "recurrent"
-    )
-    rows = rows.take((rows.shape["gates"] == 3) & (rows.shape["hidden"] > 1024) & (rows.shape["n"] == 32))
-    assert rows.size == 16
-    for hidden in np.unique(rows.shape["hidden"]):
-        rows_of_size = rows.take(rows.shape["hidden"] == hidden)
-        steps, measured = rows_of_size.shape["t"], rows_of_size.seconds[:, 0]
-        slope = np.polyfit(steps, measured, 1)[0]
-        assert np.abs(slope * steps / measured - 1).max() < 0.08  # proportional, but for one kernel's choice
-        (cost,) = operator_costs(
-            [Op("steps", "recurrent", "forward", Recurrence(3, hidden, 32, steps, 0))], Platform(VEGA, VEGA)
-        )
-        assert np.abs(cost.seconds / measured - 1).max() < 0.33
 
 
 # SeqPoint: the iterations of an epoch on five configurations

@@ -244,7 +244,7 @@ PARTS = st.sampled_from([*SIGNS_OF_WORDS.split("|"), "executor.settings", "9" * 
 def test_words_of_any_kind_are_read_or_refused(parts: list[str]) -> None:
     word = "".join(parts)
     with contextlib.suppress(ConfigError):
-        request(["study=operators", word])
+        request(["study=comp_vs_comm", word])
 
 
 @pytest.mark.parametrize("word", ["+=x", "=x", "~", "++=", "+.=1", "study.baseline=010"])

@@ -110,6 +110,7 @@ def test_a_source_may_say_how_far_off_its_number_is() -> None:
 
 @pytest.mark.nightly
 def test_a_finished_run_says_which_verdicts_stand(tmp_path: Path) -> None:
+    pytest.importorskip("dse_calibration")
     words = ["tracking=none", "store=none", "timeline=false", "figures=none", f"output_dir={tmp_path}"]
     assert main(["study=overlap_measured", *words]) == 0
     assert main(["results", "robustness", "study=overlap_measured", "claims=true", f"output_dir={tmp_path}"]) == 0

@@ -17,10 +17,10 @@ import numpy as np
 from benchmarks import claims
 from benchmarks.recorded import ROOT
 from dse.config.options import conf_dir
-from simulators.calibration.contention import TIMES, Overlaps, errors, median_errors
+from dse_calibration.contention import TIMES, Overlaps, errors, median_errors
+from dse_calibration.overlap_measured.gemm_collective import MeasuredOverlap, predict_overlaps
 from simulators.hardware.machine import tree_of
 from simulators.hardware.system import ScheduleSystem
-from studies.overlap_measured.gemm_collective import MeasuredOverlap, predict_overlaps
 from validation.calibrated_numbers import Number, calibrated_numbers
 
 PAGE = ROOT / "docs" / "explanation" / "contention.md"

@@ -1,7 +1,7 @@
 """Rows of `benchmarks.validity` on measured overlaps: a GEMM and its collective, and prefills of whole models.
 
-Tables of the layouts of `gemm_collective` and `prefills` of `studies.overlap_measured`, and of a GEMM beside a
-collective that does not wait for it (`simulators.calibration.contention`). Rows that cannot be predicted, or that
+Tables of the layouts of `gemm_collective` and `prefills` of `dse_calibration.overlap_measured`, and of a GEMM beside a
+collective that does not wait for it (`dse_calibration.contention`). Rows that cannot be predicted, or that
 constants were fitted on, are left out, with the reason on stderr.
 """
 
@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from simulators.calibration.contention import Overlaps, errors
+from dse_calibration.contention import Overlaps, errors
+from dse_calibration.overlap_measured.gemm_collective import MeasuredOverlap, predict_overlaps
+from dse_calibration.overlap_measured.prefills import BASELINE, NO_SUMS, Prefill, read_prefills, settings
 from simulators.hardware.machine import tree_of
 from simulators.hardware.system import ScheduleSystem
-from studies.overlap_measured.gemm_collective import MeasuredOverlap, predict_overlaps
-from studies.overlap_measured.prefills import BASELINE, NO_SUMS, Prefill, read_prefills, settings
 from validation.left_out import FITTED, report_left_out
 
 FUSED = "speed-up of an overlap"

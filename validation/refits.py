@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 
 import dse
-from simulators.calibration.calibrate import calibrate_rows, read_table
-from simulators.calibration.collectives import COLLECTIVE_ROWS
-from simulators.calibration.contention import Overlaps, fit_contention
-from simulators.calibration.fit import fit
-from simulators.calibration.slowdowns import fit_slowdowns
-from simulators.calibration.tables import is_of
+from dse_calibration.calibrate import calibrate_rows, read_table
+from dse_calibration.collectives import COLLECTIVE_ROWS
+from dse_calibration.contention import Overlaps, fit_contention
+from dse_calibration.fit import fit
+from dse_calibration.overlap_measured import gemm_collective, prefills
+from dse_calibration.slowdowns import fit_slowdowns
+from dse_calibration.tables import is_of
 from simulators.hardware.device import Device
 from simulators.hardware.machine import merged, tree_of
 from simulators.hardware.parts import ELEMENT_BYTES
 from simulators.hardware.system import ScheduleSystem
 from studies import conccl as conccl_study
-from studies.overlap_measured import gemm_collective, prefills
 from validation import amd_tables, expert_rows, steps_measured
 from validation.calibrated_numbers import Number, read_option, value_of
 from validation.measured_step import Step, settings
@@ -181,7 +181,7 @@ def contention(numbers: Sequence[Number], table: Path | None) -> Refit:
 
 
 def slowdowns(numbers: Sequence[Number], table: Path | None) -> Refit:
-    """Coefficients of contention of a GPU by its own tables (`simulators.calibration.slowdowns`)."""
+    """Coefficients of contention of a GPU by its own tables (`dse_calibration.slowdowns`)."""
     assert table is not None
     fitted = fit_slowdowns(table)
     return Refit({number: fitted[number.path.rpartition(".")[2]] for number in numbers})

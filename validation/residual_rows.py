@@ -27,21 +27,21 @@ from benchmarks.expert_exchanges import tables_below
 from benchmarks.validity import device_named
 from dse.errors import ConfigError, Problem
 from dse.files import csv_columns
+from dse_calibration.calibrate import plain_name, read_table
+from dse_calibration.collectives import holds_collectives
+from dse_calibration.contention import COLUMNS, Overlaps, is_sweep
+from dse_calibration.contention import predict_overlaps as predict_overlaps_beside
+from dse_calibration.layouts import layout_of
+from dse_calibration.overlap_measured.gemm_collective import holds_overlaps, predict_overlaps
+from dse_calibration.overlap_measured.prefills import holds_prefills, read_prefills
+from dse_calibration.predictions import PredictedRows, predicted_by
+from dse_calibration.residual_groups import ResidualRow
+from dse_calibration.residual_rows import rows_of_predicted
 from dse_torch.tables import measured_gpus
-from simulators.calibration.calibrate import plain_name, read_table
-from simulators.calibration.collectives import holds_collectives
-from simulators.calibration.contention import COLUMNS, Overlaps, is_sweep
-from simulators.calibration.contention import predict_overlaps as predict_overlaps_beside
-from simulators.calibration.layouts import layout_of
-from simulators.calibration.predictions import PredictedRows, predicted_by
-from simulators.calibration.residual_groups import ResidualRow
-from simulators.calibration.residual_rows import rows_of_predicted
 from simulators.hardware.machine import tree_of
 from simulators.hardware.system import ScheduleSystem
 from simulators.steps.backend import StepBackend, iteration
 from simulators.workloads.model_zoo import option_tree
-from studies.overlap_measured.gemm_collective import holds_overlaps, predict_overlaps
-from studies.overlap_measured.prefills import holds_prefills, read_prefills
 from validation.expert_rows import NODES, constants_of, error_of, is_fitted, node_of, predict, read_rows
 from validation.measured_step import Step
 from validation.overlaps import BESIDE_ON

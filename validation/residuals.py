@@ -1,7 +1,7 @@
 """Intervals of predictions from measured tables, and how often they hold: `python -m validation.residuals DIR`.
 
 Every row is judged by the intervals that the other four fifths of the rows gave, in the same way as those that are
-shipped; which fifth a row is in, its shape decides (`simulators.calibration.residual_groups`). A GPU that is left out
+shipped; which fifth a row is in, its shape decides (`dse_calibration.residual_groups`). A GPU that is left out
 is judged by the intervals of all other GPUs. --write: groups of all rows to `conf/data/residuals/public.csv`.
 --figures: reliability and sharpness to `docs/images`.
 """
@@ -19,7 +19,7 @@ import numpy as np
 
 from dse.errors import ConfigError
 from dse.files import atomic_replacement
-from simulators.calibration.residual_groups import FOLDS, ResidualRow, common_shares, fit_groups, unseen_groups
+from dse_calibration.residual_groups import FOLDS, ResidualRow, common_shares, fit_groups, unseen_groups
 from simulators.hardware.residuals import COLUMNS, ResidualGroup, Residuals, residuals_folder
 from validation.residual_rows import residual_rows
 
@@ -28,7 +28,7 @@ FEWEST_JUDGED = 30
 _HEAD = (
     "# Intervals of predictions: 5, 50 and 95 % of log(measured / predicted) of rows that nothing was fitted on.\n"
     "# Written by `python -m validation.residuals DIR --write`; provenance: derived from the tables named in `source`\n"
-    "# (each of which states its licence). Groups and quantiles: simulators/calibration/residual_groups.py.\n"
+    "# (each of which states its licence). Groups and quantiles: dse_calibration/residual_groups.py.\n"
 )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dse.files import csv_columns, read_csv
-from studies.overlap_measured.gemm_collective import (
+from dse_calibration.overlap_measured.gemm_collective import (
     NEEDED,
     MeasuredOverlap,
     UnpredictableError,

@@ -1,7 +1,7 @@
 """Residuals of predictions by facts that come before the answer, and draws of them (`conf/data/residuals`).
 
 A residual is r = log(measured / predicted). A group of rows has the 5 %, 50 % and 95 % quantile of it, with the
-finite-sample correction of split-conformal prediction (`simulators.calibration.residual_groups`), so that
+finite-sample correction of split-conformal prediction (`dse_calibration.residual_groups`), so that
 
     predicted exp(low) ... predicted exp(high)
 

@@ -14,12 +14,12 @@ import pytest
 from benchmarks import expert_exchanges, plan, traces, validity
 from dse.config.options import conf_dir
 from dse.files import read_csv
-from simulators.calibration.contention import TABLE, TIMES, Overlaps, predict_overlaps
+from dse_calibration.contention import TABLE, TIMES, Overlaps, predict_overlaps
+from dse_calibration.overlap_measured.gemm_collective import NEEDED
+from dse_calibration.overlap_measured.prefills import BASELINE, NO_SUMS, OVERLAPPED, predict_prefill
 from simulators.hardware.machine import tree_of
 from simulators.hardware.system import ScheduleSystem
 from simulators.steps.implementations import implementation
-from studies.overlap_measured.gemm_collective import NEEDED
-from studies.overlap_measured.prefills import BASELINE, NO_SUMS, OVERLAPPED, predict_prefill
 from validation.contention_laws import tables
 from validation.expert_rows import constants_of, node_of, predict, read_rows
 from validation.unseen_overlaps import fitted_again

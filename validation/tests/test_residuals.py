@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.intervals import figures, main
-from simulators.calibration.residual_groups import FOLDS, common_shares
+from dse_calibration.residual_groups import FOLDS, common_shares
 from simulators.hardware.residuals import Residuals, shipped_residuals
 from validation.residual_rows import residual_rows
 from validation.residuals import groups_of, judged_in_turn

@@ -9,16 +9,16 @@ from typing import Any
 from dse.backend import Tree
 from dse.config.options import conf_dir
 from dse.errors import Problems
+from dse_calibration.backend import tables
+from dse_calibration.measurements import MeasuredRows
 from dse_memory.convolutions import ConvolutionPass
 from dse_memory.kernels import ELEMENT_BYTES
-from simulators.calibration.backend import tables
-from simulators.calibration.measurements import MeasuredRows
 from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
 from simulators.hardware.memory_system import MemorySystem
 
 PASSES: Mapping[str, str] = {"forward": "fwd", "backward_data": "bwd_data", "backward_filter": "bwd_filter"}
-"""Direction -> the pass as `simulators.calibration.measurements.MeasuredRows` calls it."""
+"""Direction -> the pass as `dse_calibration.measurements.MeasuredRows` calls it."""
 
 
 @dataclass(frozen=True)

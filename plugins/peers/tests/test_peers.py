@@ -17,9 +17,9 @@ from benchmarks import peers, presets
 from dse.config.compose import request
 from dse.errors import ConfigError
 from dse.study.plan import plan
+from dse_calibration.backend import MeasuredBackend
+from dse_calibration.measurements import MeasuredRows
 from dse_peers import astra_sim, simgrid
-from simulators.calibration.backend import MeasuredBackend
-from simulators.calibration.measurements import MeasuredRows
 from simulators.hardware.system import WholeNode
 from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.design import OverlapDesign

@@ -19,8 +19,8 @@ import pandas as pd
 
 from dse import plots
 from dse.plots import tables
+from dse_calibration.slowdowns import fit_slowdowns
 from dse_torch.tables import FOLDER, MeasuredGpu, measured_gpus, sizes_of
-from simulators.calibration.slowdowns import fit_slowdowns
 from simulators.costs.gemm import GemmShape, gemm_cost
 from simulators.costs.gemm.fitted import FittedGemms
 

@@ -21,12 +21,12 @@ import dse
 from dse.cli import main
 from dse.config.yaml_checks import load_yaml
 from dse.errors import ConfigError
+from dse_calibration.calibrate import read_table
 from dse_torch import backend as torch_gpu
 from dse_torch import kernels as torch_kernels
 from dse_torch import study as measure_my_gpu
 from dse_torch.backend import Kernel, TorchBackend, median_interval
 from dse_torch.kernels import Absent, Copy, Gemm, Machine, OutOfMemory
-from simulators.calibration.calibrate import read_table
 from tests.support import results
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("torch")]

@@ -3,7 +3,7 @@
 A kernel counts whose operator has recorded shapes (record_shapes) and whose class is GEMM, where no collective runs for
 more than a twentieth of its time; kernels of one shape count once, by the median of their times. The machine's fitted
 constants predict them, and what they are off by are residuals of this machine
-(`simulators.calibration.residual_groups.own_groups`), which count before those of its GPU in every later answer; few
+(`dse_calibration.residual_groups.own_groups`), which count before those of its GPU in every later answer; few
 rows borrow from these.
 """
 
@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from dse_calibration.measurements import MeasuredRows
+from dse_calibration.predictions import predicted_by
+from dse_calibration.residual_groups import ResidualRow, own_groups
+from dse_calibration.residual_rows import rows_of_predicted
 from dse_traces.laws import side_by_side
 from dse_traces.profile import Profile
 from dse_traces.shapes import parse_shape
-from simulators.calibration.measurements import MeasuredRows
-from simulators.calibration.predictions import predicted_by
-from simulators.calibration.residual_groups import ResidualRow, own_groups
-from simulators.calibration.residual_rows import rows_of_predicted
 from simulators.hardware.device import Device
 from simulators.hardware.machine import merged
 from simulators.hardware.residuals import OWN, OWN_GROUPS, ResidualGroup, name_in_tables, shipped_residuals

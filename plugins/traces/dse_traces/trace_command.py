@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from dse.errors import pairs
 from dse.results.run_folder import Outputs, writable
+from dse_calibration.calibrate import interval_lines
+from dse_calibration.machine_file import write_machine
 from dse_traces import import_command, ranks_command
 from dse_traces.kernel_classes import OPTION, read_patterns
 from dse_traces.own_residuals import NO_GEMMS, residuals, with_residuals
@@ -15,8 +17,6 @@ from dse_traces.profile import Profile, classify
 from dse_traces.readers import files_of
 from dse_traces.replay import replay
 from dse_traces.unknown import unused_patterns
-from simulators.calibration.calibrate import interval_lines
-from simulators.calibration.machine_file import write_machine
 from simulators.hardware.machine import tree_of
 
 if TYPE_CHECKING:

@@ -19,6 +19,8 @@ from dse.cli import main
 from dse.config.yaml_checks import load_yaml
 from dse.errors import ConfigError
 from dse.values import leaves, put
+from dse_calibration.measurements import MeasuredRows
+from dse_calibration.predictions import predicted_by
 from dse_traces import DATA
 from dse_traces.advice import advise
 from dse_traces.advise_command import what_ifs as rows_of
@@ -33,8 +35,6 @@ from dse_traces.readers import files_of, read, read_ranks
 from dse_traces.shapes import parse_shape, shape_text
 from dse_traces.study import gains
 from dse_traces.what_if import Plan, WhatIfs
-from simulators.calibration.measurements import MeasuredRows
-from simulators.calibration.predictions import predicted_by
 from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
 from simulators.hardware.residuals import OWN, JointDraws

@@ -13,7 +13,7 @@ A library of today (a device's `tiles`) is that of `simulators.costs.gemm.librar
 Fitted for each device and precision: launch, e (`compute`), feed, t (`transposed`), v (`narrow`); all else is the same
 for all. w: a transposed A is read across its stride of b k bytes, and one of many powers of two meets few memory
 channels (camping). v: libraries have few kernels for so few columns. Derived, and chosen on public measurements of four
-GPUs; `docs/explanation/operators.md` says how, and what is known to be wrong. B's layout makes no difference.
+GPUs; `plugins/calibration/README.md` says how, and what is known to be wrong. B's layout makes no difference.
 
 Other kernels that hold t of c CUs do not change the kernel, as the library does not know of them: it takes the same
 equations with its workgroups in the waves that `simulators.costs.gemm.waves.count_waves` counts on what is left of each

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dse_calibration.predictions import Errors
 from dse_memory.measured import PASSES, MeasuredConvolutions, load_measured_systems
-from simulators.calibration.predictions import Errors
 
 if TYPE_CHECKING:
     import pandas as pd

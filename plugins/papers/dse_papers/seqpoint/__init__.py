@@ -21,10 +21,10 @@ from dse.plots.quantities import number
 from dse.results.claims import ClaimResult
 from dse.results.finished_run import FinishedRun
 from dse.space import Case
+from dse_calibration.backend import tables as measured_tables
+from dse_calibration.predictions import predicted_by
 from dse_papers import throughput
 from dse_papers.seqpoint import noise
-from simulators.calibration.backend import tables as measured_tables
-from simulators.calibration.predictions import predicted_by
 from simulators.hardware.device import Device
 from simulators.steps.design import OF_LENGTHS, StepDesign
 from simulators.steps.scenarios import scenarios

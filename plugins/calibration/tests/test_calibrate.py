@@ -15,9 +15,9 @@ import yaml
 from dse.cli import main
 from dse.config.options import conf_dir
 from dse.errors import ConfigError
-from simulators.calibration.calibrate import calibrate_rows
-from simulators.calibration.collectives import COLLECTIVE_ROWS, MOST_COLLECTIVES
-from simulators.calibration.fit import (
+from dse_calibration.calibrate import calibrate_rows
+from dse_calibration.collectives import COLLECTIVE_ROWS, MOST_COLLECTIVES
+from dse_calibration.fit import (
     LIBRARY_GEMMS,
     LIBRARY_PRIORS,
     MOST,
@@ -27,9 +27,9 @@ from simulators.calibration.fit import (
     TYPICAL,
     medoids,
 )
-from simulators.calibration.measurements import MeasuredRows, read
-from simulators.calibration.rows import on_device
-from simulators.calibration.tables import read_folder
+from dse_calibration.measurements import MeasuredRows, read
+from dse_calibration.rows import on_device
+from dse_calibration.tables import read_folder
 from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
 from simulators.hardware.network import Protocols
@@ -386,7 +386,7 @@ BARS = {"gemm": (0.081, 0.39), "conv": (0.17, 0.56), "recurrent": (0.12, 0.38), 
 def test_the_constants_that_are_shipped_are_those_of_the_full_tables(
     device: str, shared: Callable[[str], Path]
 ) -> None:
-    """And the rest of these tables is predicted as `docs/explanation/operators.md` says."""
+    """And the rest of these tables is predicted as `plugins/calibration/README.md` says."""
     tree = tree_of(device)
     file = shared(f"data/deepbench/{tree['gpu']['measured_as']}.csv")
     done = calibrate_rows(tree, read(file), file)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.calibration.collectives import (
+from dse_calibration.collectives import (
     CALLED_BY_HOSTS,
     COLLECTIVE_ROWS,
     FEWEST_COLLECTIVES,
@@ -25,8 +25,8 @@ from simulators.calibration.collectives import (
     cost_of_rows,
     evenly_spaced,
 )
-from simulators.calibration.measurements import STREAM_KINDS, MeasuredRows
-from simulators.calibration.rows import allreduce, on_device
+from dse_calibration.measurements import STREAM_KINDS, MeasuredRows
+from dse_calibration.rows import allreduce, on_device
 from simulators.costs.convolution import Layer
 from simulators.costs.streaming import streamed
 from simulators.hardware.device import Device

@@ -16,10 +16,10 @@ from dse.errors import Problems, did_you_mean, nearest, validate_as
 from dse.space import get_path
 from dse.values import Frozen
 from dse.values.units import Bytes, BytesPerSecond, Integer, illegal
-from simulators.calibration.measurements import MeasuredRows
-from simulators.calibration.predictions import MODELS, PredictedRows, peers, predicted_by, refusal
-from simulators.calibration.rows import cost_of
-from simulators.calibration.tables import is_of, read_folder
+from dse_calibration.measurements import MeasuredRows
+from dse_calibration.predictions import MODELS, PredictedRows, peers, predicted_by, refusal
+from dse_calibration.rows import cost_of
+from dse_calibration.tables import is_of, read_folder
 from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
 from simulators.hardware.network import Topology
@@ -36,7 +36,7 @@ def _model(name: str) -> str:
 
 
 class Predict(Frozen):
-    """The model that predicts times: one of `simulators.calibration.predictions.MODELS` or `peers()`.
+    """The model that predicts times: one of `dse_calibration.predictions.MODELS` or `peers()`.
 
     kinds: kinds of rows that are predicted; null for all. least_bytes: of collectives, smaller ones do not count.
     """

@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import validity
+from dse.config.options import conf_dir
+from dse_calibration.overlap_measured.prefills import BASELINE, NO_SUMS, OVERLAPPED, predict_prefill
 from simulators.costs.power import sustained_clock
 from simulators.hardware.machine import tree_of
 from simulators.hardware.parts import LoadedClock
@@ -19,7 +21,6 @@ from simulators.steps.backend import StepBackend, metrics_of
 from simulators.steps.design import StepDesign
 from simulators.steps.token_splits import HALVES, beside_sums, hidden_s
 from simulators.workloads.model_zoo import model_tree, option_tree
-from studies.overlap_measured.prefills import BASELINE, NO_SUMS, OVERLAPPED, predict_prefill
 
 SECONDS = st.floats(1e-6, 1e-2)
 BACKEND = StepBackend()
@@ -144,7 +145,7 @@ def test_overlaps_of_a_gemm_and_its_collective_gain_or_lose_as_was_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The shipped table of other projects and GPUs; nine rows were fitted on, and are not judged."""
-    shipped = Path(__file__).parent.parent / "conf" / "data" / "overlap" / "gemm_collective.csv"
+    shipped = conf_dir() / "data" / "overlap" / "gemm_collective.csv"
     (tmp_path / "overlaps.csv").write_text(shipped.read_text("utf-8"))
     assert validity.main(["--data", str(tmp_path), "--json"]) == 0
     output = capsys.readouterr()

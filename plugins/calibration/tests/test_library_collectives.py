@@ -21,7 +21,7 @@ from dse.cli import main
 from dse.config.options import list_options
 from dse.errors import ConfigError
 from dse.space import get_path
-from simulators.calibration.collectives import (
+from dse_calibration.collectives import (
     COLLECTIVE_KINDS,
     LARGE_BYTES,
     MOST_COLLECTIVES,

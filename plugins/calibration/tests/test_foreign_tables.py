@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.errors import ConfigError
-from simulators.calibration.calibrate import read_table
-from simulators.calibration.foreign import precision_of
-from simulators.calibration.measurements import MeasuredRows
+from dse_calibration.calibrate import read_table
+from dse_calibration.foreign import precision_of
+from dse_calibration.measurements import MeasuredRows
 
 _PART = "    time   algbw   busbw #wrong"
 HEADER = f"#       size         count      type   redop    root {2 * _PART}"

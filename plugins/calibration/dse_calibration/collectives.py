@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 
 from dse.errors import Problems
 from dse.files import CsvTable
-from simulators.calibration.foreign import TESTS, open_table
-from simulators.calibration.measurements import MeasuredRows
+from dse_calibration.foreign import TESTS, open_table
+from dse_calibration.measurements import MeasuredRows
 from simulators.costs.chip import Cost
 from simulators.costs.collective import Group, collective_cost
 from simulators.costs.protocols import in_switch_seconds, protocol_seconds

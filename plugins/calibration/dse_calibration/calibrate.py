@@ -22,8 +22,8 @@ import numpy as np
 from dse.errors import ConfigError, Problem, Problems, pairs
 from dse.files import atomic_replacement, read_bytes
 from dse.results.run_folder import Outputs
-from simulators.calibration.collectives import ANY_PRECISION, COLLECTIVE_ROWS, holds_collectives, read_collectives
-from simulators.calibration.fit import (
+from dse_calibration.collectives import ANY_PRECISION, COLLECTIVE_ROWS, holds_collectives, read_collectives
+from dse_calibration.fit import (
     FEWEST,
     LIBRARY_PRECISIONS,
     LIBRARY_PRIORS,
@@ -33,15 +33,15 @@ from simulators.calibration.fit import (
     fit,
     library_tiles,
 )
-from simulators.calibration.foreign import open_table
-from simulators.calibration.layouts import layout_of, read_gemms, read_streams
-from simulators.calibration.machine_file import write_machine
-from simulators.calibration.measurements import FLOAT_BYTES, STREAM_KINDS, MeasuredRows, read
-from simulators.calibration.predictions import MODELS, Errors, PredictedRows, predicted_by, roofline
-from simulators.calibration.residual_groups import own_groups
-from simulators.calibration.residual_rows import rows_of_predicted
-from simulators.calibration.rows import on_device
-from simulators.calibration.slowdowns import holds_slowdowns, with_contention
+from dse_calibration.foreign import open_table
+from dse_calibration.layouts import layout_of, read_gemms, read_streams
+from dse_calibration.machine_file import write_machine
+from dse_calibration.measurements import FLOAT_BYTES, STREAM_KINDS, MeasuredRows, read
+from dse_calibration.predictions import MODELS, Errors, PredictedRows, predicted_by, roofline
+from dse_calibration.residual_groups import own_groups
+from dse_calibration.residual_rows import rows_of_predicted
+from dse_calibration.rows import on_device
+from dse_calibration.slowdowns import holds_slowdowns, with_contention
 from simulators.hardware.device import Device
 from simulators.hardware.machine import merged, peak_format, tree_of
 from simulators.hardware.network import Protocols, SwitchRate
@@ -100,7 +100,7 @@ def calibrate(words: Sequence[str]) -> int:
         )
     console = report.console()
     if holds_slowdowns(open_table(file).columns):
-        source = f"dse machine calibrate on {file.name}: medians over its rows (simulators/calibration/slowdowns.py)"
+        source = f"dse machine calibrate on {file.name}: medians over its rows (dse_calibration/slowdowns.py)"
         write_machine(with_contention(tree, file, _calibrated(source, file, by="slowdowns")), outputs)
         console.print(f"written to {outputs.folder}/: {target.name}, with contention of its own", soft_wrap=True)
         return 0

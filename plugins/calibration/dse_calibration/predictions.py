@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse import plugins
-from simulators.calibration.collectives import COLLECTIVE_ROWS, fitted_names
-from simulators.calibration.measurements import STREAM_KINDS, MeasuredRows
-from simulators.calibration.rows import cost_of
+from dse_calibration.collectives import COLLECTIVE_ROWS, fitted_names
+from dse_calibration.measurements import STREAM_KINDS, MeasuredRows
+from dse_calibration.rows import cost_of
 from simulators.hardware.device import Device
 
 Floats = NDArray[np.float64]

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from benchmarks import validity
 from dse.cli import main
 from dse.errors import ConfigError
-from simulators.calibration.fit import LIBRARY_GEMMS, library_tiles, typical_library
-from simulators.calibration.layouts import read_gemms
-from simulators.calibration.measurements import STREAM_KINDS
+from dse_calibration.fit import LIBRARY_GEMMS, library_tiles, typical_library
+from dse_calibration.layouts import read_gemms
+from dse_calibration.measurements import STREAM_KINDS
 from simulators.costs.gemm import GemmShape, gemm_cost
 from simulators.costs.gemm.fitted import FittedGemms
 from simulators.costs.streaming import streamed

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from simulators.calibration.collectives import COLLECTIVE_ROWS
-from simulators.calibration.measurements import STREAM_KINDS
-from simulators.calibration.predictions import PredictedRows
-from simulators.calibration.residual_groups import ResidualRow
+from dse_calibration.collectives import COLLECTIVE_ROWS
+from dse_calibration.measurements import STREAM_KINDS
+from dse_calibration.predictions import PredictedRows
+from dse_calibration.residual_groups import ResidualRow
 
 _SIZES = ("m", "n", "k", "bytes", "gpus", "nodes")
 

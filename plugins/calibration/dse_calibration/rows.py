@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from simulators.calibration.collectives import COLLECTIVE_ROWS, constants_of, cost_of_rows
-from simulators.calibration.measurements import FLOAT_BYTES, STREAM_KINDS, MeasuredRows
+from dse_calibration.collectives import COLLECTIVE_ROWS, constants_of, cost_of_rows
+from dse_calibration.measurements import FLOAT_BYTES, STREAM_KINDS, MeasuredRows
 from simulators.costs.chip import Cost
 from simulators.costs.collective import collective_cost, node_ring
 from simulators.costs.convolution import convolution

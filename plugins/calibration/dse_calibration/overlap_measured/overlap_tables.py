@@ -16,13 +16,8 @@ import numpy as np
 
 from dse.files import csv_columns, read_csv
 from dse.plots import Axis, FigureSheet, Frame, predictions, tables
-from simulators.costs.chip import Chip
-from simulators.costs.collective import Group
-from simulators.hardware.device import Device
-from simulators.hardware.machine import tree_of
-from simulators.steps.token_splits import fused_sum_s, norm_s
-from studies.overlap_measured.gemm_collective import MeasuredOverlap, holds_overlaps, predict_overlaps
-from studies.overlap_measured.prefills import (
+from dse_calibration.overlap_measured.gemm_collective import MeasuredOverlap, holds_overlaps, predict_overlaps
+from dse_calibration.overlap_measured.prefills import (
     BASELINE,
     NO_SUMS,
     OVERLAPPED,
@@ -31,6 +26,11 @@ from studies.overlap_measured.prefills import (
     read_prefills,
     settings,
 )
+from simulators.costs.chip import Chip
+from simulators.costs.collective import Group
+from simulators.hardware.device import Device
+from simulators.hardware.machine import tree_of
+from simulators.steps.token_splits import fused_sum_s, norm_s
 
 if TYPE_CHECKING:
     import pandas as pd

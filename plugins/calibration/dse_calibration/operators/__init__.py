@@ -16,10 +16,10 @@ from dse.plots.palette import label
 from dse.results.claims import ClaimResult
 from dse.results.finished_run import FinishedRun
 from dse.space import get_path
-from simulators.calibration.backend import rows_of, tables
-from simulators.calibration.calibrate import large_median, table_of, told_errors
-from simulators.calibration.measurements import FLOAT_BYTES
-from simulators.calibration.predictions import MODELS, Errors, PredictedRows, predicted_by
+from dse_calibration.backend import rows_of, tables
+from dse_calibration.calibrate import large_median, table_of, told_errors
+from dse_calibration.measurements import FLOAT_BYTES
+from dse_calibration.predictions import MODELS, Errors, PredictedRows, predicted_by
 from simulators.costs.collective import Group, collective_cost, copy_phases
 from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of

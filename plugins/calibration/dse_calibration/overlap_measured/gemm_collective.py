@@ -21,7 +21,7 @@ from dse.backend import Batch
 from dse.config.options import list_options
 from dse.config.yaml_checks import load_yaml
 from dse.files import read_csv
-from simulators.calibration.calibrate import plain_name
+from dse_calibration.calibrate import plain_name
 from simulators.hardware.machine import merged, tree_of
 from simulators.hardware.parts import ELEMENT_BYTES
 from simulators.hardware.system import ScheduleSystem, widen

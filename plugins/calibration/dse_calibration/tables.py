@@ -11,11 +11,11 @@ import numpy as np
 
 from dse.errors import ConfigError, Problem
 from dse.files import csv_columns
-from simulators.calibration.calibrate import plain_name, read_table
-from simulators.calibration.collectives import holds_collectives
-from simulators.calibration.foreign import is_foreign
-from simulators.calibration.layouts import layout_of
-from simulators.calibration.measurements import MeasuredRows
+from dse_calibration.calibrate import plain_name, read_table
+from dse_calibration.collectives import holds_collectives
+from dse_calibration.foreign import is_foreign
+from dse_calibration.layouts import layout_of
+from dse_calibration.measurements import MeasuredRows
 
 _OPERATIONS = {"device", "precision", "op"}  # of tables in the layout of DeepBench
 

@@ -2,10 +2,10 @@
 
 from dse.plugins import Command
 
-BACKENDS = {"measured": "simulators.calibration.backend:MeasuredBackend"}
+BACKENDS = {"measured": "dse_calibration.backend:MeasuredBackend"}
 COMMANDS = {
     "machine calibrate": Command(
-        "simulators.calibration.calibrate:calibrate",
+        "dse_calibration.calibrate:calibrate",
         "machine calibrate system=<name or YAML> data=<csv> out=<folder>",
         "fit a GPU's efficiency constants on a few measured operators, test them on the rest",
         {"system": "name of a system, or a YAML file", "data": "CSV of measured times", "out": "folder to write to"},

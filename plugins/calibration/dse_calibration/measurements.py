@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from dse.config.options import conf_dir
 from dse.errors import Problem, Problems, did_you_mean
 from dse.files import check_columns, read_csv
-from simulators.calibration.foreign import open_table
+from dse_calibration.foreign import open_table
 from simulators.costs.recurrent import GATES
 from simulators.hardware.parts import ELEMENT_BYTES, StreamKind
 

@@ -23,8 +23,8 @@ import numpy as np
 
 from dse.errors import Problems
 from dse.files import CsvTable
-from simulators.calibration.foreign import open_table, precision_of
-from simulators.calibration.measurements import MeasuredRows, tell_skipped
+from dse_calibration.foreign import open_table, precision_of
+from dse_calibration.measurements import MeasuredRows, tell_skipped
 from simulators.hardware.parts import StreamKind
 
 

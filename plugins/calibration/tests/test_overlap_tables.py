@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from studies.overlap_measured.gemm_collective import predict_overlaps
-from studies.overlap_measured.overlap_tables import overlap_extras
+from dse.config.options import conf_dir
+from dse_calibration.overlap_measured.gemm_collective import predict_overlaps
+from dse_calibration.overlap_measured.overlap_tables import overlap_extras
 
-SHIPPED = Path(__file__).parent.parent / "conf" / "data" / "overlap"
+SHIPPED = conf_dir() / "data" / "overlap"
 HEAD = (
     "source,gpu,gpus,nodes,link,op,m,n,k,dtype,method,schedule,gemm_ms,comm_ms,baseline_ms,overlapped_ms,speedup,note\n"
 )

@@ -20,7 +20,7 @@ from dse.backend import Batch
 from dse.cli import main
 from dse.config.compose import request
 from dse.values import put
-from simulators.calibration.contention import (
+from dse_calibration.contention import (
     TIMES,
     Overlaps,
     fit_contention,

@@ -10,7 +10,7 @@ import yaml
 
 from dse.cli import main
 from dse.errors import ConfigError
-from simulators.calibration.slowdowns import fit_slowdowns
+from dse_calibration.slowdowns import fit_slowdowns
 from simulators.hardware.machine import tree_of
 
 COLUMNS = "other,sms,gemm_alone_s,gemm_beside_s,other_alone_s,other_beside_s"
