@@ -276,10 +276,9 @@ COMMANDS: list[Mistake] = [
     ("store check output_dir=nowhere", "output_dir = 'nowhere'", "run a study first"),
     ("profile memory data=other_columns.csv", "other_columns.csv, line 1", "has no column address"),
     ("profile memory data=folder", "data = 'folder'", "name a .parquet, .csv, .traceg"),
-    ("profile seqpoint data=other_columns.csv", "other_columns.csv, line 1", "has no column sequence_length, seconds"),
 ]
 ALL = [*NO_STUDY, *PATHS, *VALUES, *GROUPS, *SPACES, *OF_FILES, *COMMANDS]
-COMMANDS_HERE = set(plugins.names("command"))
+ABSENT = {"profile memory", "results importance", "results rules"} - set(plugins.names("command"))
 _EVERY = 4  # of those that are composed, so many are tried in the quick half of the tests
 
 
@@ -288,10 +287,7 @@ def cases() -> Iterator[object]:
     for place, mistake in enumerate(ALL):
         is_quick = not mistake[0].startswith("study=") or place % _EVERY == 0
         marks = [] if is_quick else [pytest.mark.slow]
-        if (
-            " ".join(mistake[0].split()[:2])
-            in {"profile memory", "results importance", "results rules"} - COMMANDS_HERE
-        ):
+        if " ".join(mistake[0].split()[:2]) in ABSENT:
             marks = [pytest.mark.skip("is a command of a plug-in that is not installed")]
         yield pytest.param(*mistake, *[""] * (3 - len(mistake)), marks=marks, id=mistake[0])
 

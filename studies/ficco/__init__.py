@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from dse.analysis.contexts import Hand, Quantity
 
-_OVERLAPPED = ("uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d", "uniform_fused_2d")
 _KINDS = {
     f"{start}_{compute}_{shape}": f"{shape} {start[0]}{compute[0]}"
     for shape in ("1d", "2d")
