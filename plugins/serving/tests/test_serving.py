@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
@@ -19,6 +20,7 @@ from dse.files import read_csv
 from dse.results.finished_run import FinishedRun
 from dse_serving.backend import ServingBackend
 from dse_serving.design import Serving, deployment_of, kernels
+from dse_serving.figures import within_limits
 from dse_serving.fitting import start
 from dse_serving.measured import Predictor, Row, design_tree, fitted_rows, model_name, read_rows, summary
 from dse_serving.overlaps import PartTimes, times_of
@@ -312,3 +314,10 @@ def test_measured_points_are_predicted(shared: Callable[[str], Path]) -> None:
     points = Predictor().points([row for row in rows[::9] if row.name not in fitted])
     figures = summary(points)
     assert figures["rows"] > 90 and figures["tpot_median"] < 0.1 and figures["ttft_median"] < 0.25
+
+
+def test_limits_that_no_deployment_is_within_are_drawn_empty() -> None:
+    times, rates = [0.0112, 0.02, 0.04], [100.0, 200.0, 300.0]  # 0.0112 x 1.02 is rounded to 0.011
+    points = pd.DataFrame({"tpot_s": times, "tokens_per_s_per_gpu": rates, "split": ["a", "b", "b"]})
+    title = within_limits(points).title
+    assert "a serves most within the tightest" in title
