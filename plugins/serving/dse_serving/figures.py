@@ -44,7 +44,8 @@ def within_limits(points: pd.DataFrame) -> FigureSheet:
         if (within := group[group["tpot_s"] <= limit]) is not None
     ]
     table = pd.DataFrame(rows)
-    winners = table.loc[table.groupby("limit_s")["rate"].idxmax().dropna(), "split"]
+    served = table.dropna(subset="rate")  # no split may be within a limit that rounding made too tight
+    winners = table.loc[served.groupby("limit_s")["rate"].idxmax(), "split"]
     best = table.groupby("split")["rate"].max().sort_values(ascending=False).index
     table = table[table["split"].isin(list(dict.fromkeys([*winners, *best]))[:_SPLITS])]
     tight, loose = winners.iloc[0], winners.iloc[-1]

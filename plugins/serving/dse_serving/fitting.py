@@ -36,7 +36,7 @@ def start() -> dict[str, float]:
     return {**speeds, "sum_s": float(begin["sum_s"]), "peer_s": float(begin["peer_s"]), **software}
 
 
-def fit(rows: Sequence[Row], evaluations: int = 3) -> dict[str, float]:
+def fit(rows: Sequence[Row], evaluations: int = 8) -> dict[str, float]:
     """Constants by path that fit rows best, after so many evaluations of the slopes, and the sum of the losses."""
     begin, fitter = start(), _Fit(rows)
     names = list(begin)

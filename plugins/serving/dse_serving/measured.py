@@ -183,6 +183,28 @@ def system_name(system: str) -> str:
     return str(settings()["systems"].get(system, f"{system.removesuffix('_sxm')}_8"))
 
 
+def _options(row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of the scheduler, and formats, that the benchmark of a row gave (`runs` of the settings)."""
+    entry: Mapping[str, Any] = next((entry for entry in settings()["runs"] if _is_of(row, entry)), {})
+    counts = {name: _count(entry[name], row) for name in ("tokens", "sequences") if name in entry}
+    if any(_is_of(row, kind) for kind in settings()["held"]):
+        counts["sequences"] = max(1, counts["sequences"] - 1)
+    return {**entry.get("scheduler", {}), **counts}, entry.get("formats", {})
+
+
+def _is_of(row: Row, kind: Mapping[str, Any]) -> bool:
+    cells = {**row.cells, "dated": row.is_dated}
+    return all(cells[name] == kind[name] for name in ("dated", "backend", "model_path", "precision") if name in kind)
+
+
+def _count(rule: Mapping[str, int], row: Row) -> int:
+    """Tokens or sequences of a step by a rule of the settings."""
+    sizes = {"input": row.lengths[0], "output": row.lengths[1], "request": row.concurrency, "more": 1}
+    count = sum(rule.get(name, 0) * size for name, size in sizes.items())
+    ranks = row.degrees[1] if rule.get("each_rank") else 1
+    return ranks * -(-count // rule.get("multiple", 1)) * rule.get("multiple", 1)
+
+
 def design_tree(row: Row) -> dict[str, Any]:
     """Tree of the deployment of a row."""
     names, cells = settings(), row.cells
@@ -192,9 +214,8 @@ def design_tree(row: Row) -> dict[str, Any]:
     for part, format_name in formats.pop("stored", {}).items():
         model["stored"] = {part: [{"format": weight_format(format_name).model_dump(), "share": 1.0}]}
     server = server_tree(names["servers"][cells["backend"]])
-    if server["scheduler"]["policy"] == "mixed":
-        tokens = names["tokens"]["dated" if row.is_dated else "other"]
-        server = {**server, "scheduler": {**server["scheduler"], "tokens": tokens}}
+    scheduler, other_formats = _options(row)
+    server = {**server, "scheduler": {**server["scheduler"], **scheduler}}
     kind = {"kind": "uniform", "low": names["low"]} if row.is_dated else {"kind": "fixed"}
     lengths = {name: {**kind, "tokens": tokens} for name, tokens in zip(("input", "output"), row.lengths, strict=True)}
     requests = row.concurrency * names["rounds"]
@@ -202,7 +223,7 @@ def design_tree(row: Row) -> dict[str, Any]:
         "system": tree_of(system_name(cells["system"])),
         "model": model,
         "kernels": option_tree("kernels", "vllm"),
-        "run": {"precision": "bf16", **formats},
+        "run": {"precision": "bf16", **formats, **other_formats},
         "parallel": {**_PARALLEL, "tp": gpus // ranks, "dp": ranks, "ep": ranks},
         "server": server,
         "engines": row.pools(),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
@@ -19,8 +20,9 @@ from dse.files import read_csv
 from dse.results.finished_run import FinishedRun
 from dse_serving.backend import ServingBackend
 from dse_serving.design import Serving, deployment_of, kernels
+from dse_serving.figures import within_limits
 from dse_serving.fitting import start
-from dse_serving.measured import Predictor, fitted_rows, model_name, read_rows, summary
+from dse_serving.measured import Predictor, Row, design_tree, fitted_rows, model_name, read_rows, summary
 from dse_serving.overlaps import PartTimes, times_of
 from dse_serving.results import percentile_interval
 from dse_serving.step_times import EngineKernels, StepTimes, step_parts
@@ -284,10 +286,38 @@ def test_a_fit_names_few_rows_of_every_group(shared: Callable[[str], Path]) -> N
     assert model_name("Qwen/Qwen3-235B-A22B-FP8") == "qwen3_235b_a22b" and len(start()) < len(chosen)
 
 
+@pytest.mark.parametrize(
+    ("source", "backend", "model", "precision", "expected"),
+    [
+        ("2026-04-06.csv", "trtllm", "deepseek-ai/DeepSeek-R1", "fp8", {"tokens": 1152, "chunked": False}),
+        ("2026-04-06.csv", "trtllm", "meta-llama/Llama-3.1-70B", "fp4", {"tokens": 1736, "chunked": False}),
+        ("2026-04-06.csv", "vllm", "meta-llama/Llama-3.1-70B", "fp4", {"tokens": 8192, "chunked": True}),
+        ("x.csv", "trtllm", "Qwen/Qwen3-32B", "fp8", {"tokens": 2532, "sequences": 8}),
+        ("x.csv", "trtllm", "meta-llama/Llama-3.1-8B-Instruct", "", {"tokens": 2532, "sequences": 7}),
+        ("x.csv", "vllm", "Qwen/Qwen3-32B", "", {"tokens": 2048, "chunked": True}),
+    ],
+)
+def test_rows_have_the_options_that_their_benchmark_gave(
+    source: str, backend: str, model: str, precision: str, expected: dict[str, Any]
+) -> None:
+    cells = dict.fromkeys(("moe_ep_size", "attention_dp_size"), "") | {"mode": "agg", "id": "x", "tp_size": "2"}
+    cells |= {"silicon_data_source": f"source_file={source}; silicon_concurrency=8", "isl": "1024", "osl": "512"}
+    cells |= {"backend": backend, "model_path": model, "system": "h100_sxm", "precision": precision}
+    scheduler = design_tree(Row(cells, 0.1, 0.01))["server"]["scheduler"]
+    assert {name: scheduler[name] for name in expected} == expected
+
+
 @pytest.mark.slow
 def test_measured_points_are_predicted(shared: Callable[[str], Path]) -> None:
     rows = [row for row in read_rows(shared("data")) if not row.apart]
     fitted = {row.name for row in fitted_rows(rows)}
     points = Predictor().points([row for row in rows[::9] if row.name not in fitted])
     figures = summary(points)
-    assert figures["rows"] > 90 and figures["tpot_median"] < 0.1 and figures["ttft_median"] < 0.3
+    assert figures["rows"] > 90 and figures["tpot_median"] < 0.1 and figures["ttft_median"] < 0.25
+
+
+def test_limits_that_no_deployment_is_within_are_drawn_empty() -> None:
+    times, rates = [0.0112, 0.02, 0.04], [100.0, 200.0, 300.0]  # 0.0112 x 1.02 is rounded to 0.011
+    points = pd.DataFrame({"tpot_s": times, "tokens_per_s_per_gpu": rates, "split": ["a", "b", "b"]})
+    title = within_limits(points).title
+    assert "a serves most within the tightest" in title
