@@ -48,6 +48,7 @@ def run(planned: Plan) -> tuple[Path, int]:
         _present(planned, outputs, drawing)
         if background is not None:
             background.finish()
+        drawing.check()
     return outputs.folder, 3 if _has_failed(planned, findings) else 0
 
 

@@ -69,8 +69,10 @@ def test_what_cannot_be_sent_to_a_worker_or_kills_it_is_drawn_here(tmp_path: Pat
     assert files["closure.svg"] == files["deadly.svg"]
 
 
-def test_what_a_figure_raises_is_raised(tmp_path: Path) -> None:
+def test_what_a_figure_raises_is_raised_once_all_others_are_drawn(tmp_path: Path) -> None:
     with closing(FigureWorkers(Figures(name="all"))) as drawing:
-        drawing.begin(iter([("broken", broken)]), tmp_path)
-        with pytest.raises(ValueError, match="no such axis"):
-            drawing.finish("toy")
+        drawing.begin(iter([("broken", broken), ("fine", partial(dots, "fine"))]), tmp_path)
+        assert drawing.finish("toy") == 2 and (tmp_path / "fine.svg").exists()
+        with pytest.raises(ValueError, match="no such axis") as raised:
+            drawing.check()
+    assert "broken is not drawn" in raised.value.__notes__[0]

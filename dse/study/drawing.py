@@ -49,6 +49,7 @@ class FigureWorkers:
 
     wanted: Figures
     _drawn: list[tuple[_Figure, Future[Any] | None]] = field(default_factory=list)
+    _failures: list[Exception] = field(default_factory=list)
 
     def begin(self, figures: Iterable[tuple[str, Draw]], folder: Path, *, key: bool = False) -> None:
         """Begin to draw figures into a folder. key: the first of them answers the study's question.
@@ -76,14 +77,26 @@ class FigureWorkers:
         return ThreadPoolExecutor(min(_MOST_WORKERS, num_cpus()))  # a thread waits for each worker
 
     def finish(self, study: str) -> int:
-        """Wait until all are drawn, with a progress bar; their number. What a figure raises is raised."""
+        """Wait until all are drawn, with a progress bar; their number. What a figure raises is kept (`check`)."""
         if self._drawn:
             with bar(f"{study}: figures", len(self._drawn), unit="figures") as advance:
                 for figure, future in self._drawn:
                     if future is None or future.exception() is not None:  # also waits
-                        figure.draw()  # it was not sent, its worker was lost, or it fails here, too, with its traceback
+                        self._draw_here(figure)  # it was not sent, its worker was lost, or it fails here, too
                     advance(1)
         return len(self._drawn)
+
+    def _draw_here(self, figure: _Figure) -> None:
+        try:
+            figure.draw()
+        except Exception as error:
+            error.add_note(f"{figure.name} is not drawn; the results are complete in {figure.folder.parent}")
+            self._failures.append(error)
+
+    def check(self) -> None:
+        """Raise what the first figure raised that could not be drawn: nothing else of a study is lost for it."""
+        if self._failures:
+            raise self._failures[0]
 
     def close(self) -> None:
         """End the workers. Does nothing the second time."""
