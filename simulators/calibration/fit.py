@@ -268,7 +268,8 @@ def _fit_library(device: Device, precision: str, chosen: Chosen) -> Efficiency:
     assert tiles is not None
     # a cache that keeps activations is given, its rate is fitted
     cache = None if known is None else known.cache_bytes
-    typical = typical_library(tiles).model_copy(update={"cache_bytes": cache})
+    held = {"cache_bytes": cache, "weights_cache_bytes": None if known is None else known.weights_cache_bytes}
+    typical = typical_library(tiles).model_copy(update=held)
     priors = LIBRARY_PRIORS if cache is None else {**LIBRARY_PRIORS, "cache_speed": CACHE_PRIOR}
 
     def predict(values: Mapping[str, float], rows: MeasuredRows) -> Floats:
