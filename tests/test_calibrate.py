@@ -309,8 +309,8 @@ def test_a_system_is_found_by_name_or_path_and_says_what_it_lacks(tmp_path: Path
 
 def test_every_device_has_few_constants() -> None:
     assert [name for name, value in TYPICAL if value is not None] == list(PRIORS)
-    given = {"cache_bytes", "cache_speed", "weights_cache_bytes", "fused_setup_s", "tiles", "streaming"}
-    assert {*PRIORS, *LIBRARY_PRIORS, *given} == set(Efficiency.model_fields)
+    facts = {"cache_bytes", "cache_speed", "weights_cache_bytes", "fused_setup_s", "tiles", "streaming"}
+    assert {*PRIORS, *LIBRARY_PRIORS, *facts} == set(Efficiency.model_fields)
     assert (len(PRIORS), len(LIBRARY_PRIORS)) == (6, 9)
     assert LIBRARY_GEMMS <= 24
     assert MOST["gemm"] <= 20

@@ -268,8 +268,9 @@ def _fit_library(device: Device, precision: str, chosen: Chosen) -> Efficiency:
     assert tiles is not None
     # a cache that keeps activations is given, its rate is fitted
     cache = None if known is None else known.cache_bytes
-    held = {"cache_bytes": cache, "weights_cache_bytes": None if known is None else known.weights_cache_bytes}
-    typical = typical_library(tiles).model_copy(update=held)
+    weights_cache = None if known is None else known.weights_cache_bytes
+    caches = {"cache_bytes": cache, "weights_cache_bytes": weights_cache}
+    typical = typical_library(tiles).model_copy(update=caches)
     priors = LIBRARY_PRIORS if cache is None else {**LIBRARY_PRIORS, "cache_speed": CACHE_PRIOR}
 
     def predict(values: Mapping[str, float], rows: MeasuredRows) -> Floats:

@@ -29,9 +29,9 @@ The library takes no minimum of true times but of its own estimates, with r = n 
 
 so that times step where it changes over (2.27 to 2.30, `ncclTopoTuneModel`, `ncclTopoGetAlgoTime`). All-gathers and
 reduce-scatters are rings; an all-reduce is chosen among rings, trees and the switch, which are not told apart here.
-Across nodes
-chains run inside the nodes and between them, by as many NICs as a node has GPUs in the group, so that their rates add
-up (derived). Where a host calls one collective after another, the GPU whose host is ahead waits in the kernel for the
+
+Across nodes chains run inside the nodes and between them, by as many NICs as a node has GPUs in the group, so that
+their rates add up (derived). Where a host calls one collective after another, the GPU whose host is ahead waits in the kernel for the
 others, which takes no less than the time between two calls (`host`, derived; a GPU whose own host is last sees the rest
 alone). Eleven or twelve constants for each collective, fitted on at most 24 rows (`dse machine calibrate`).
 
@@ -71,22 +71,20 @@ def protocol_seconds(
     rate = constants.bytes_per_s * np.where(
         nodes > 1, constants.scaling**doublings, _growth(constants.scaling, doublings)
     )
-    # not fitted where measurements do not show it
-    setup_s, host_s, fill_s, ll_fill_s = (
-        0.0 if part is None else part
-        for part in (constants.simple_s, constants.host_s, constants.fill_s, constants.ll_fill_s)
-    )
+    optional = (constants.simple_s, constants.host_s, constants.fill_s, constants.ll_fill_s)
+    setup_s, host_s, fill_s, ll_fill_s = (0.0 if part is None else part for part in optional)
+    fill_bytes, copy_speed = (1.0 if part is None else part for part in (constants.fill_bytes, constants.copy_speed))
     low_latency = steps * constants.ll_step_s + wire / (constants.ll_share * rate)
     low_latency = low_latency + ll_fill_s * np.minimum(1.0, size / (_FULL_CHANNEL * n))
     flag_of_128 = steps * constants.ll128_step_s + wire / (constants.ll128_share * rate)
-    filling = fill_s * np.minimum(1.0, wire / (constants.fill_bytes or 1.0))  # chunks grow until the buffers are full
-    copied = wire / ((constants.copy_speed or 1.0) * rate)
-    simple = setup_s + np.maximum(steps * (constants.step_s + filling) + copied, wire / rate)
+    filling = fill_s * np.minimum(1.0, wire / fill_bytes)  # chunks grow until the buffers are full
+    waiting = steps * (constants.step_s + filling) + wire / (copy_speed * rate)
+    simple = setup_s + np.maximum(waiting, wire / rate)
     by_protocol = np.stack(np.broadcast_arrays(low_latency, flag_of_128, simple))
     seconds = by_protocol.min(axis=0)
     if constants.tuned is not None:
-        taken = _estimates(constants.tuned, steps, n, size).argmin(axis=0)
-        seconds = np.take_along_axis(by_protocol, np.broadcast_to(taken, seconds.shape)[None], axis=0)[0]
+        choice = np.broadcast_arrays(_estimates(constants.tuned, steps, n, size).argmin(axis=0), seconds)[0]
+        seconds = np.take_along_axis(by_protocol, choice[None], axis=0)[0]
     seconds = constants.launch_s + seconds
     # the GPU whose host is ahead waits for the others
     return np.asarray(np.where(n > 1, np.maximum(seconds, host_s), 0.0), float)
