@@ -31,9 +31,10 @@ so that times step where it changes over (2.27 to 2.30, `ncclTopoTuneModel`, `nc
 reduce-scatters are rings; an all-reduce is chosen among rings, trees and the switch, which are not told apart here.
 
 Across nodes chains run inside the nodes and between them, by as many NICs as a node has GPUs in the group, so that
-their rates add up (derived). Where a host calls one collective after another, the GPU whose host is ahead waits in the kernel for the
-others, which takes no less than the time between two calls (`host`, derived; a GPU whose own host is last sees the rest
-alone). Eleven or twelve constants for each collective, fitted on at most 24 rows (`dse machine calibrate`).
+their rates add up (derived). Where a host calls one collective after another, the GPU whose host is ahead waits in the
+kernel for the others, which takes no less than the time between two calls (`host`, derived; a GPU whose own host is
+last sees the rest alone). Eleven or twelve constants for each collective, fitted on at most 24 rows (`dse machine
+calibrate`).
 
 By a switch (NVLink SHARP, multimem) a GPU orders the reduction of its share of a tensor, which the switch reads from
 all GPUs, and writes the sum once, which the switch copies to all of them:
