@@ -72,34 +72,34 @@ def protocol_seconds(
     rate = constants.bytes_per_s * np.where(
         nodes > 1, constants.scaling**doublings, _growth(constants.scaling, doublings)
     )
-    optional = (constants.simple_s, constants.host_s, constants.fill_s, constants.ll_fill_s)
-    setup_s, host_s, fill_s, ll_fill_s = (0.0 if part is None else part for part in optional)
-    fill_bytes, copy_speed = (1.0 if part is None else part for part in (constants.fill_bytes, constants.copy_speed))
+    setup_s, host_s = (0.0 if part is None else part for part in (constants.simple_s, constants.host_s))
     low_latency = steps * constants.ll_step_s + wire / (constants.ll_share * rate)
-    low_latency = low_latency + ll_fill_s * np.minimum(1.0, size / (_FULL_CHANNEL * n))
+    if constants.ll_fill_s is not None:
+        low_latency = low_latency + constants.ll_fill_s * np.minimum(1.0, size / (_FULL_CHANNEL * n))
     flag_of_128 = steps * constants.ll128_step_s + wire / (constants.ll128_share * rate)
-    filling = fill_s * np.minimum(1.0, wire / fill_bytes)  # chunks grow until the buffers are full
-    waiting = steps * (constants.step_s + filling) + wire / (copy_speed * rate)
-    simple = setup_s + np.maximum(waiting, wire / rate)
-    by_protocol = np.stack(np.broadcast_arrays(low_latency, flag_of_128, simple))
-    seconds = by_protocol.min(axis=0)
-    if constants.tuned is not None:
-        choice = np.broadcast_arrays(_estimates(constants.tuned, steps, n, size).argmin(axis=0), seconds)[0]
-        seconds = np.take_along_axis(by_protocol, choice[None], axis=0)[0]
-    seconds = constants.launch_s + seconds
+    carried = wire / rate
+    waits = steps * constants.step_s
+    if constants.fill_s is not None:  # chunks grow until the buffers are full
+        waits = waits + steps * constants.fill_s * np.minimum(1.0, wire / constants.fill_bytes)
+    simple = setup_s + waits + carried
+    if constants.copy_speed is not None:
+        simple = setup_s + np.maximum(waits + carried / constants.copy_speed, carried)
+    if constants.tuned is None:
+        seconds = constants.launch_s + np.minimum(np.minimum(low_latency, flag_of_128), simple)
+    else:
+        first, second, third = _estimates(constants.tuned, steps, n, size)
+        larger = np.where(second <= third, flag_of_128, simple)
+        seconds = constants.launch_s + np.where(first <= np.minimum(second, third), low_latency, larger)
     # the GPU whose host is ahead waits for the others
     return np.asarray(np.where(n > 1, np.maximum(seconds, host_s), 0.0), float)
 
 
-def _estimates(tuned: TunedRates, steps: Floats, n: Floats, size: Floats) -> Floats:
-    """Times [s] by LL, LL128 and Simple [3, ...] that the library expects of a ring."""
+def _estimates(tuned: TunedRates, steps: Floats, n: Floats, size: Floats) -> list[Floats]:
+    """Times [s] by LL, LL128 and Simple that the library expects of a ring."""
     rates = (tuned.ll_bytes_per_s, tuned.ll128_bytes_per_s, tuned.bytes_per_s)
-    ratio = n / np.maximum(steps, 1.0)
-    parts = [
-        base + step * steps + size / (ratio * np.asarray(rate))
-        for base, step, rate in zip(_TUNED_S, _TUNED_STEP_S, rates, strict=True)
-    ]
-    return np.stack(np.broadcast_arrays(*parts))
+    share = size * (np.maximum(steps, 1.0) / n)
+    tuned_s = zip(_TUNED_S, _TUNED_STEP_S, rates, strict=True)
+    return [base + step * steps + share / np.asarray(rate) for base, step, rate in tuned_s]
 
 
 def _growth(scaling: ArrayLike, doublings: Floats) -> Floats:

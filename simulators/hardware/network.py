@@ -8,11 +8,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dse.errors.rules import Rule
 from dse.values import Frozen, knob
@@ -65,6 +65,12 @@ class Protocols(Grown):
     ll_fill_s: Duration | None = None
     copy_speed: Annotated[Number, Field(ge=1, le=10)] | None = None
     tuned: TunedRates | None = None
+
+    @model_validator(mode="after")
+    def _fills_up_to_a_size(self) -> Self:
+        if (self.fill_s is None) != (self.fill_bytes is None):
+            raise ValueError("has one of fill_s and fill_bytes: give both, or neither")
+        return self
 
     def within(self, bytes_per_s: Any) -> Protocols:
         """The same over a network of a rate that they do not exceed."""
