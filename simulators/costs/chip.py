@@ -47,6 +47,7 @@ class Chip:
     sustained: ArrayLike = np.inf
     cache_bytes: ArrayLike | None = None
     cache_speed: ArrayLike = 1.0
+    weights_cache_bytes: ArrayLike | None = None
     camping: ArrayLike = 0.0
     assignment: Assignment = "static"
     engines: ShaderEngines | None = None

@@ -8,11 +8,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dse.errors.rules import Rule
 from dse.values import Frozen, knob
@@ -29,6 +29,14 @@ SwitchedKind = Literal["all_reduce", "all_gather", "reduce_scatter"]
 """Collectives that a switch can compute."""
 
 
+class TunedRates(Frozen):
+    """Rates of a ring by LL, LL128 and Simple that a library expects, and chooses by: facts of its release."""
+
+    ll_bytes_per_s: Bandwidth
+    ll128_bytes_per_s: Bandwidth
+    bytes_per_s: Bandwidth
+
+
 class Protocols(Grown):
     """Fitted constants of one collective, inside a node or across nodes (equations in `simulators.costs.protocols`).
 
@@ -36,8 +44,10 @@ class Protocols(Grown):
     step by LL, LL128 and Simple. ll_share, ll128_share: share of the rate that LL and LL128 reach. bytes_per_s: rate of
     a GPU by Simple, inside a node among two, across nodes with one in each; each doubling of their number (across
     nodes: in a node) multiplies it by `scaling`. fill_s: time of a step to fill the pipeline, in proportion to the
-    bytes up to fill_bytes, then constant. host_s: time between two calls of a host, which GPUs that are ahead wait for;
-    None where calls are launched ahead.
+    bytes up to fill_bytes, then constant; None: nothing. host_s: time between two calls of a host, which GPUs that are
+    ahead wait for; None where calls are launched ahead. ll_fill_s: time of LL until all threads of a channel have a
+    word. copy_speed: rate of the CTAs by Simple over that of the links; None: they are alike. tuned: what the library
+    chooses its protocol by; None: it takes the fastest.
     """
 
     launch_s: Duration
@@ -48,10 +58,19 @@ class Protocols(Grown):
     step_s: Duration
     bytes_per_s: Bandwidth
     scaling: Annotated[Number, Field(gt=0, le=8)]
-    fill_s: Duration
-    fill_bytes: Annotated[Number, Field(ge=1)]
+    fill_s: Duration | None = None
+    fill_bytes: Annotated[Number, Field(ge=1)] | None = None
     simple_s: Duration | None = None
     host_s: Duration | None = None
+    ll_fill_s: Duration | None = None
+    copy_speed: Annotated[Number, Field(ge=1, le=10)] | None = None
+    tuned: TunedRates | None = None
+
+    @model_validator(mode="after")
+    def _fills_up_to_a_size(self) -> Self:
+        if (self.fill_s is None) != (self.fill_bytes is None):
+            raise ValueError("has one of fill_s and fill_bytes: give both, or neither")
+        return self
 
     def within(self, bytes_per_s: Any) -> Protocols:
         """The same over a network of a rate that they do not exceed."""

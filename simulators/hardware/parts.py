@@ -231,7 +231,8 @@ class Efficiency(Grown):
     split K. split_traffic: traffic of a part over the bytes of its sums. sustained: share of the peak rate that power
     and clock allow for long. camping: slowdown of the multiplication for each doubling of the power of two in the
     stride of K. cache_bytes, cache_speed: activations that the last-level cache holds from kernel to kernel, and their
-    rate over that of the HBM (None: of no account). streaming: by operator that memory bounds.
+    rate over that of the HBM (None: of no account). weights_cache_bytes: all that it holds, weights among it, where a
+    loop reads the same again. streaming: by operator that memory bounds.
     """
 
     launch_s: Duration
@@ -250,6 +251,7 @@ class Efficiency(Grown):
     camping: Annotated[Number, Field(ge=0, le=1)] | None = None
     cache_bytes: Annotated[Bytes, Field(ge=1e6)] | None = None
     cache_speed: Annotated[Number, Field(ge=1, le=20)] | None = None
+    weights_cache_bytes: Annotated[Bytes, Field(ge=1e6)] | None = None
     streaming: Mapping[StreamKind, StreamingRates] | None = None
 
     @model_validator(mode="after")

@@ -24,7 +24,7 @@ from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
 from simulators.hardware.network import Topology
 
-_VERSION = "6"  # part of every result's key: raised where errors of predictions change
+_VERSION = "7"  # part of every result's key: raised where errors of predictions change
 _SECTIONS = ("devices", "predict", "data_dir")
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from dse_calibration.collectives import (
     COLLECTIVE_ROWS,
     FEWEST_COLLECTIVES,
     MOST_COLLECTIVES,
+    constants_of,
     cost_of_rows,
     evenly_spaced,
 )
@@ -153,6 +155,14 @@ PROTOCOL_PRIORS: Mapping[str, Prior] = {
     "fill_bytes": Prior(3e7, 1.5, 1e4, 1e9),
 }
 """Priors of the constants of a collective inside a node (`simulators.costs.protocols`)."""
+TUNED_PRIORS: Mapping[str, Prior] = {
+    **{name: prior for name, prior in PROTOCOL_PRIORS.items() if not name.startswith("fill")},
+    "ll_share": Prior(0.3, 0.7, 1e-3, 1.0),
+    "ll_fill_s": Prior(2e-6, 1.0, 0.05e-6, 50e-6),
+    "step_s": Prior(5e-6, 1.0, 0.05e-6, 200e-6),
+    "copy_speed": Prior(1.3, 0.3, 1.0, 10.0),
+}
+"""The same where the library's own choice of a protocol is known: rows of each are told apart."""
 NETWORK_PRIORS: Mapping[str, Prior] = {
     **PROTOCOL_PRIORS,
     "ll_step_s": Prior(5e-6, 1.0, 0.05e-6, 200e-6),
@@ -218,7 +228,11 @@ def fit(device: Device, rows: Sequence[MeasuredRows], *, num_gpus: int = 8) -> F
         efficiency[precision] = TYPICAL.model_copy(update=constants)  # what was not fitted is typical
     allreduces = [selection for (_, kind), selection in chosen.items() if kind == "allreduce"]
     ring = _fit_ring(num_gpus, allreduces[0]) if allreduces else None
-    collectives = {kind: _fit_collective(rows) for (_, kind), rows in chosen.items() if kind in COLLECTIVE_ROWS}
+    collectives = {
+        kind: _fit_collective(rows, None if device.node is None else constants_of(device.node, kind))
+        for (_, kind), rows in chosen.items()
+        if kind in COLLECTIVE_ROWS
+    }
     return FittedConstants(efficiency, ring, collectives, names)
 
 
@@ -254,7 +268,9 @@ def _fit_library(device: Device, precision: str, chosen: Chosen) -> Efficiency:
     assert tiles is not None
     # a cache that keeps activations is given, its rate is fitted
     cache = None if known is None else known.cache_bytes
-    typical = typical_library(tiles).model_copy(update={"cache_bytes": cache})
+    weights_cache = None if known is None else known.weights_cache_bytes
+    caches = {"cache_bytes": cache, "weights_cache_bytes": weights_cache}
+    typical = typical_library(tiles).model_copy(update=caches)
     priors = LIBRARY_PRIORS if cache is None else {**LIBRARY_PRIORS, "cache_speed": CACHE_PRIOR}
 
     def predict(values: Mapping[str, float], rows: MeasuredRows) -> Floats:
@@ -273,14 +289,19 @@ def _fit_stream(device: Device, chosen: Chosen) -> StreamingRates:
     return TYPICAL_STREAMING.model_copy(update=_least(STREAM_PRIORS, predict, [chosen]))
 
 
-def _fit_collective(chosen: Chosen) -> Protocols | SwitchRate:
-    """Fit the constants of a collective: with the time between two calls where hosts launch each one."""
+def _fit_collective(chosen: Chosen, known: Protocols | SwitchRate | None) -> Protocols | SwitchRate:
+    """Fit the constants of a collective: with the time between two calls where hosts launch each one.
+
+    known: its constants so far, which say what the library chooses protocols by.
+    """
     rows, _ = chosen
-    way = COLLECTIVE_ROWS[rows.kind][1]
+    way, tuned = COLLECTIVE_ROWS[rows.kind][1], known.tuned if isinstance(known, Protocols) else None
     priors = {"inside": PROTOCOL_PRIORS, "across_nodes": NETWORK_PRIORS, "in_switch": SWITCH_PRIORS}[way]
+    priors = TUNED_PRIORS if tuned is not None else priors
     free = {**priors, **({"host_s": HOST_PRIOR} if rows.library in CALLED_BY_HOSTS else {})}
     kind = SwitchRate if way == "in_switch" else Protocols
-    typical = kind(**{name: prior.middle for name, prior in free.items()})
+    chosen_by: dict[str, Any] = {} if tuned is None else {"tuned": tuned}
+    typical = kind(**{name: prior.middle for name, prior in free.items()}, **chosen_by)
 
     def predict(values: Mapping[str, float], rows: MeasuredRows) -> Floats:
         return cost_of_rows(typical.model_copy(update=dict(values)), rows).seconds

@@ -4,7 +4,8 @@ A layout is told by its columns. A linear layer of `tokens` rows, X[tokens, in] 
 m = out, n = tokens, k = in. Rows without a time, or of a precision that is unknown here, are skipped and counted.
 
 - tuned kernels of ROCm/aiter: device, precision, tokens, out_features, in_features, us
-- profiles of ai-dynamo/aiconfigurator: device, gemm_dtype, m (tokens), n (out), k (in), latency [ms]
+- profiles of ai-dynamo/aiconfigurator: device, gemm_dtype, m (tokens), n (out), k (in), latency [ms]; of loops over six
+  sets of weights and one of activations (its `collector/vllm/collect_gemm.py`)
 - profiles of microsoft/vidur, at fp16: device, op, tokens, out_features, in_features, median_ms; those of operations
   that are no GEMM (norms, activation, residual add, rotary) with the tensors of 16 bits that they move at least, from
   hidden, heads, kv_heads, ffn, gated and tp
@@ -16,7 +17,7 @@ import math
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,13 +31,17 @@ from simulators.hardware.parts import StreamKind
 
 @dataclass(frozen=True)
 class ColumnLayout:
-    """Columns of a layout: of the sizes (m, n, k), of the time and its unit [s], of the precision or its name."""
+    """Columns of a layout: of the sizes (m, n, k), of the time and its unit [s], of the precision or its name.
+
+    weight_sets: that its benchmark takes in turn.
+    """
 
     sizes: tuple[str, str, str]
     time: str
     unit_s: float
     precision: str
     marks: tuple[str, ...]
+    weight_sets: float = math.inf
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -48,7 +53,7 @@ _PRECISIONS = {"fp8": "fp8", "bf16": "bf16", "fp16": "fp16"}
 _FEATURES = ("out_features", "tokens", "in_features")
 LAYOUTS = (
     ColumnLayout(_FEATURES, "us", 1e-6, "precision", ("device", "precision")),
-    ColumnLayout(("n", "m", "k"), "latency", 1e-3, "gemm_dtype", ("device", "gemm_dtype")),
+    ColumnLayout(("n", "m", "k"), "latency", 1e-3, "gemm_dtype", ("device", "gemm_dtype"), weight_sets=6),
     ColumnLayout(_FEATURES, "median_ms", 1e-3, "fp16", ("device", "op")),
 )
 _MOST_SIZE = 2**40
@@ -73,7 +78,7 @@ def read_gemms(path: Path) -> list[MeasuredRows]:
     if not groups:
         check.add(path.name, "holds no GEMMs")
         check.done()
-    return [_rows(*key, cells) for key, cells in groups.items()]
+    return [replace(_rows(*key, cells), weight_sets=layout.weight_sets) for key, cells in groups.items()]
 
 
 def read_streams(path: Path) -> list[MeasuredRows]:

@@ -74,7 +74,7 @@ class MeasuredRows:
     shape: column -> its values [R] (of a GEMM `ta`, `tb`: 1 if transposed; of a recurrent layer also `gates`).
     seconds [R, passes]: NaN if not measured. names, lines: name and line number of each row. algorithms: the library's
     name of the algorithm of the forward pass; '' if not given. library: name of the library of collectives, where it is
-    another than the one of the node.
+    another than the one of the node. weight_sets: of GEMMs, operands A that the benchmark took in turn.
     """
 
     device: str
@@ -86,6 +86,7 @@ class MeasuredRows:
     lines: tuple[int, ...]
     algorithms: tuple[str, ...]
     library: str = ""
+    weight_sets: float = math.inf
 
     @property
     def size(self) -> int:
@@ -110,6 +111,7 @@ class MeasuredRows:
             tuple(self.lines[place] for place in chosen),
             tuple(self.algorithms[place] for place in chosen),
             self.library,
+            self.weight_sets,
         )
 
 

@@ -36,7 +36,7 @@ def on_device(device: Device, constants: Efficiency, rows: MeasuredRows) -> Cost
         return Cost.of(cost.flop[:, None], cost.bytes[:, None], cost.seconds[:, None])
     chip, shape = FittedGemms.of(device, rows.precision, efficiency=constants), rows.shape
     if rows.kind == "gemm":
-        gemms = GemmShape(shape["m"], shape["n"], shape["k"], transposed_a=shape["ta"])
+        gemms = GemmShape(shape["m"], shape["n"], shape["k"], transposed_a=shape["ta"], weight_sets=rows.weight_sets)
         alone = gemm_cost(chip, gemms)
         traffic, seconds = gemms.least_bytes(chip.element_bytes), alone.seconds + alone.launch_s
         return Cost.of(alone.flop[:, None], traffic[:, None], seconds[:, None])

@@ -24,6 +24,7 @@ from dse_calibration.fit import (
     PRIORS,
     PROTOCOL_PRIORS,
     SWITCH_PRIORS,
+    TUNED_PRIORS,
     TYPICAL,
     medoids,
 )
@@ -308,14 +309,13 @@ def test_a_system_is_found_by_name_or_path_and_says_what_it_lacks(tmp_path: Path
 
 def test_every_device_has_few_constants() -> None:
     assert [name for name, value in TYPICAL if value is not None] == list(PRIORS)
-    assert {*PRIORS, *LIBRARY_PRIORS, "cache_bytes", "cache_speed", "fused_setup_s", "tiles", "streaming"} == set(
-        Efficiency.model_fields
-    )
+    facts = {"cache_bytes", "cache_speed", "weights_cache_bytes", "fused_setup_s", "tiles", "streaming"}
+    assert {*PRIORS, *LIBRARY_PRIORS, *facts} == set(Efficiency.model_fields)
     assert (len(PRIORS), len(LIBRARY_PRIORS)) == (6, 9)
     assert LIBRARY_GEMMS <= 24
     assert MOST["gemm"] <= 20
-    assert {*PROTOCOL_PRIORS, "host_s"} == set(Protocols.model_fields)
-    assert (len(PROTOCOL_PRIORS), len(SWITCH_PRIORS)) == (11, 3)
+    assert {*PROTOCOL_PRIORS, *TUNED_PRIORS, "host_s", "tuned"} == set(Protocols.model_fields)
+    assert (len(PROTOCOL_PRIORS), len(TUNED_PRIORS), len(SWITCH_PRIORS)) == (11, 11, 3)
     assert max(MOST_COLLECTIVES.values()) <= 24
     assert all(count <= 12 for kind, count in MOST.items() if kind not in ("gemm", *COLLECTIVE_ROWS))
 

@@ -32,7 +32,15 @@ from simulators.costs.expert_exchange import RoutedTokens, exchange_seconds
 from simulators.costs.protocols import in_switch_seconds, protocol_seconds
 from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
-from simulators.hardware.network import CollectiveKind, CollectiveLibrary, InSwitch, Node, Protocols, SwitchRate
+from simulators.hardware.network import (
+    CollectiveKind,
+    CollectiveLibrary,
+    InSwitch,
+    Node,
+    Protocols,
+    SwitchRate,
+    TunedRates,
+)
 from simulators.workloads.model_zoo import option_tree
 from tests.iterations import BACKEND, metrics, step
 
@@ -40,6 +48,12 @@ TRUE = Protocols(
     launch_s=6e-6, ll_step_s=0.8e-6, ll_share=0.06, ll128_step_s=1.6e-6, ll128_share=0.5,
     step_s=5e-6, bytes_per_s=2.2e11, scaling=1.2, fill_s=2e-6, fill_bytes=2e7,
 )  # fmt: skip
+TUNED = Protocols(
+    launch_s=6e-6, ll_step_s=0.8e-6, ll_share=0.4, ll128_step_s=1.6e-6, ll128_share=0.6, step_s=5e-6, simple_s=9e-6,
+    bytes_per_s=2.2e11, scaling=1.2, ll_fill_s=2e-6, copy_speed=1.3,
+    tuned=TunedRates(ll_bytes_per_s=1.41e11, ll128_bytes_per_s=3.312e11, bytes_per_s=3.6e11),
+)  # fmt: skip
+CHOSEN = ("all_gather", "reduce_scatter")
 RINGS: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 kinds = st.sampled_from(COLLECTIVE_KINDS)
 sizes = st.floats(1.0, 1e10)
@@ -49,6 +63,23 @@ MEASURED = ("a100_8", "h100_8", "l40s_8")
 @given(kinds, st.integers(2, 64), sizes, st.floats(1.0, 100.0))
 def test_more_bytes_take_no_less_time(kind: CollectiveKind, gpus: int, size: float, more: float) -> None:
     assert protocol_seconds(TRUE, kind, gpus, more * size) >= protocol_seconds(TRUE, kind, gpus, size) * (1 - 1e-12)
+
+
+@given(st.sampled_from(CHOSEN), st.integers(2, 8), sizes)
+def test_a_library_that_chooses_by_its_own_estimates_is_never_faster_than_the_best_protocol(
+    kind: CollectiveKind, gpus: int, size: float
+) -> None:
+    best = protocol_seconds(TUNED.model_copy(update={"tuned": None}), kind, gpus, size)
+    assert protocol_seconds(TUNED, kind, gpus, size) >= best
+
+
+def test_times_step_where_the_library_changes_over() -> None:
+    """LL and Simple are expected to take as long at 1.27 MB on two A100: 6.6 + 0.6 us, 8.4 + 3.4 us, and the bytes."""
+    tuned = TunedRates(ll_bytes_per_s=87.7e9, ll128_bytes_per_s=220.8e9, bytes_per_s=240e9)
+    constants = TUNED.model_copy(update={"tuned": tuned})
+    change = 4.6e-6 * 2 / (1 / 87.7e9 - 1 / 240e9)
+    before, after = protocol_seconds(constants, "all_gather", 2, change * np.array([0.999, 1.001]))
+    assert after > 1.3 * before
 
 
 @given(kinds, st.integers(2, 64), sizes)
@@ -190,14 +221,18 @@ def test_switches_that_were_not_measured_are_called_assumed(name: str) -> None:
 # Tables
 
 
-def nccl_table(path: Path, *, constants: Protocols = TRUE, rows: list[list[object]] | None = None) -> Path:
+def true_of(kind: CollectiveKind) -> Protocols:
+    return TUNED if kind in CHOSEN else TRUE
+
+
+def nccl_table(path: Path, *, rows: list[list[object]] | None = None) -> Path:
     """A table in the layout of aiconfigurator, of times that the equation gives, or of the rows as they are."""
     table: list[list[object]] = [
         ["h100_sxm", "2.27", {"all_to_all": "alltoall"}.get(kind, kind), "half", gpus, size, 1e3 * float(seconds)]
         for kind in RINGS
         for gpus in (2, 4, 8)
         for size in 2 ** np.arange(8, 29)
-        if (seconds := protocol_seconds(constants, kind, gpus, 2.0 * size)) > 0
+        if (seconds := protocol_seconds(true_of(kind), kind, gpus, 2.0 * size)) > 0
     ]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -238,7 +273,7 @@ def test_constants_come_back_from_times_that_they_made(tmp_path: Path) -> None:
         fitted = Protocols.model_validate(tree["node"]["library"]["protocols"][kind])
         assert fitted.bytes_per_s == pytest.approx(TRUE.bytes_per_s, rel=0.05)
         payload = np.geomspace(512, 5e8, 50)
-        ours, theirs = (protocol_seconds(library, kind, 8, payload) for library in (fitted, TRUE))
+        ours, theirs = (protocol_seconds(library, kind, 8, payload) for library in (fitted, true_of(kind)))
         assert np.median(np.abs(ours / theirs - 1)) < 0.02
         assert len(tree["node"]["library"]["fitted_on"][kind]) <= MOST_COLLECTIVES["inside"]
         assert tree["node"]["sources"][f"library.protocols.{kind}"]["provenance"] == "calibrated"
@@ -254,8 +289,10 @@ def test_shipped_constants_are_called_calibrated(name: str) -> None:
     assert device.node is not None
     assert device.node.library is not None
     facts = {path: kind for path, _, kind, _ in device.facts() if ".protocols." in path}
-    assert len(facts) == 4 * (len(Protocols.model_fields) - 1)  # no host_s
-    assert set(facts.values()) == {"calibrated"}
+    by_release = {path for path in facts if ".tuned." in path}  # by the library's release
+    assert len(by_release) == (0 if name == "l40s_8" else 3 * len(CHOSEN))
+    assert len(facts) == 4 * 11 + len(by_release)
+    assert all((kind == "derived") == (path in by_release) for path, kind in facts.items())
 
 
 @pytest.mark.parametrize("name", ["a100_switch_8_vidur", "h100_switch_8_vidur"])

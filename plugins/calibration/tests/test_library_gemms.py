@@ -66,6 +66,15 @@ def test_a_larger_product_is_never_much_faster(m: int, n: int, k: int, times: in
     assert float(seconds(chip(), times * m, n, k)) >= float(seconds(chip(), m, n, k)) * (1 - 1e-9)
 
 
+@given(m=SIZES, n=SIZES, k=SIZES)
+def test_weights_stay_in_the_cache_only_in_loops_whose_sets_fit(m: int, n: int, k: int) -> None:
+    cached = chip(cache_bytes=48e6, cache_speed=3.5, weights_cache_bytes=96e6)
+    step, loop = (float(gemm_cost(cached, GemmShape(m, n, k, weight_sets=sets)).seconds) for sets in (float("inf"), 6))
+    assert loop <= step
+    if 2.0 * (6 * m * k + n * k + m * n) > 96e6:
+        assert loop == step
+
+
 # Tables of other projects
 
 AITER = "device,precision,table,tokens,out_features,in_features,us\nMI300X,fp8,t,16,5120,8704,28.8\n"

@@ -30,7 +30,7 @@ from simulators.steps.backend import StepBackend
 from simulators.steps.design import ScheduledDesign
 
 Floats = NDArray[np.float64]
-_VERSION = "5"
+_VERSION = "6"
 _MOST_JUDGES = 64
 _STRUCTURES = ("copy_engines", "tracked", "topology", "pim")
 _OF_STEPS = (

@@ -17,7 +17,7 @@ class GemmShape:
     """`batch` products C[m, n] = op(A)[m, k] B[k, n] at once, column-major; numbers or arrays that broadcast.
 
     transposed_a: A is read across its stride (`fitted` alone tells layouts apart). accumulate: C is added to, so read
-    and written.
+    and written. weight_sets: operands A that the caller takes in turn; no end of them in a model's step.
     """
 
     m: ArrayLike
@@ -26,6 +26,7 @@ class GemmShape:
     batch: ArrayLike = 1.0
     transposed_a: ArrayLike = False
     accumulate: bool = False
+    weight_sets: ArrayLike = np.inf
 
     @classmethod
     def row_major(cls, m: ArrayLike, n: ArrayLike, k: ArrayLike, *, accumulate: bool = False) -> GemmShape:

@@ -22,7 +22,8 @@ e: `compute`, p: peak rate of one CU, b: element bytes, d(x): the largest power 
 along K in rows that are b k bytes apart; strides of many powers of two meet few channels.
 
 Where a last-level cache holds what one kernel writes until the next one reads it (`cache_bytes`), as much of B and C as
-it has room for moves `cache_speed` times as fast; A, the weights, does not.
+it has room for moves `cache_speed` times as fast; A, the weights, does not, as a model's step reads all others first.
+It does in loops of a benchmark whose sets of weights fit, with B and C, into `weights_cache_bytes` together.
 
 Derived. launch, e, feed, prologue, H, y, split, sustained and camping are fitted for each device and precision; chosen
 having seen rows of four GPUs: the powers, the bounds of z, and each library's tiles.
@@ -78,6 +79,10 @@ def library_gemms(chip: Chip, shape: GemmShape) -> LibraryGemms:
     m, n, k, batch = shape.sizes
     element = np.asarray(chip.element_bytes, float) * batch
     outputs, share = element * m * n, _from_hbm(chip, element * n * (m + k))
+    weights = element * m * k
+    if chip.weights_cache_bytes is not None and np.any(np.isfinite(shape.weight_sets)):
+        stays = np.asarray(shape.weight_sets) * weights + element * n * (m + k) <= np.asarray(chip.weights_cache_bytes)
+        weights = weights / np.where(stays, chip.cache_speed, 1.0)
     return LibraryGemms(
         m=m,
         n=n,
@@ -87,7 +92,7 @@ def library_gemms(chip: Chip, shape: GemmShape) -> LibraryGemms:
         flop_s=_camped(chip, k) / (np.asarray(chip.compute) * chip.rate),
         operand_s=16 * np.asarray(chip.element_bytes) / (np.asarray(chip.feed) * chip.rate),
         byte_s=1 / chip.bandwidth,
-        read_bytes=element * (m * k + share * n * k) + (2 * outputs if shape.accumulate else 0.0),
+        read_bytes=weights + element * share * n * k + (2 * outputs if shape.accumulate else 0.0),
         part_bytes=np.asarray(chip.split_traffic) * _SUM_BYTES * m * n * batch,
         write_bytes=share * outputs,
         prologue=chip.prologue,
