@@ -104,7 +104,7 @@ def _kept_cast(sizes: Sizes, op: Op, phase: Phase) -> Iterator[Op]:
 def _casts(sizes: Sizes, op: Op, *, backward: bool) -> Iterator[Op]:
     """Casts of what a linear layer multiplies: inputs and weights forward, gradients of its output backward."""
     passes, work = sizes.kernels.casts, op.work
-    if sizes.run.products is None or not isinstance(work, Product) or not _is_linear(op):
+    if sizes.run.products is None or op.kept or not isinstance(work, Product) or not _is_linear(op):
         return
     if passes is None:  # other frameworks cast by tiles
         yield from _tile_casts(sizes, op, work, backward=backward)
@@ -151,7 +151,8 @@ def _computed_again(sizes: Sizes, forward: tuple[Op, ...]) -> list[Op]:
         left = [op for op in forward if op not in stored]  # linear layers of half of the layers
         return [replace(op, count=0.5 * np.asarray(op.count)) if _is_linear(op) else op for op in left]
     if what == "up_projections":
-        return [op for op in forward if op.kind == "norm" or op.name.startswith(_UP) or op.name.endswith("activation")]
+        ups = () if sizes.model.latent is None else _UP
+        return [op for op in forward if op.kind == "norm" or op.name.startswith(ups) or op.name.endswith("activation")]
     core = ("attention", "softmax")
     again = [op for op in forward if what == "all" or (what == "attention" and op.kind in core)]
     return [] if flash and what == "attention" else again  # such a kernel keeps no scores to compute again
