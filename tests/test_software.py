@@ -184,9 +184,9 @@ def test_a_scan_in_chunks_takes_the_flop_of_its_equation(tp: int) -> None:
     ]
     values, keys = numbers / state["key"], state["groups"] * state["key"]
     inside, scores = values * (state["chunk"] + 64) / 2, keys * state["chunk"]
-    each = {True: 4 * numbers + 2 * inside + 2 * scores, False: 10 * numbers + 6 * inside + 6 * scores}
+    flop = {True: 4 * numbers + 2 * inside + 2 * scores, False: 10 * numbers + 6 * inside + 6 * scores}
     for part in scans:
-        assert float(part.spent.flop) == pytest.approx(4 * tokens * each[part.forward] / tp)
+        assert float(part.spent.flop) == pytest.approx(4 * tokens * flop[part.forward] / tp)
 
 
 @given(groups=st.sampled_from([1, 2, 8, 64]))
@@ -209,15 +209,26 @@ def test_tokens_of_several_sequences_are_put_in_order_before_and_after_a_scan() 
 
 def test_products_that_are_kept_have_no_casts_and_the_rate_of_all_else() -> None:
     kinds = [{**kind, "kept": [""]} for kind in NEMOTRON["pattern"]]
-    narrow, kept = ({**TRAINED, "run.products": "fp8", "model.pattern": each} for each in (NEMOTRON["pattern"], kinds))
+    narrow, kept = (
+        {**TRAINED, "run.products": "fp8", "model.pattern": pattern} for pattern in (NEMOTRON["pattern"], kinds)
+    )
     parts = [made(values, **PARTS).passes.parts for values in (narrow, kept, TRAINED)]
     casts, seconds = (
-        [[value(part) for part in each if "output" not in part.block.name] for each in parts]
+        [[value(part) for part in layers if "output" not in part.block.name] for layers in parts]
         for value in (lambda part: part.op.name.endswith("cast"), lambda part: float(part.seconds))
     )
     assert any(casts[0]) and not any(casts[1])
     assert seconds[1] == seconds[2] and sum(seconds[0]) < sum(seconds[1])
     assert "router cast" not in {part.op.name for part in parts[0]}
+
+
+def test_casts_of_experts_cost_a_host_less_than_products_and_least_where_one_kernel_casts_for_all() -> None:
+    apart, together = ({"inputs": 2, "gradients": 2, "transposes": 0, "together": formats} for formats in ([], ["fp8"]))
+    waits = [
+        of_states({"run.products": "fp8", "kernels.experts.casts": casts, "kernels.tile_casts": tile})["host_s"]
+        for casts, tile in ((1.0, apart), (0.1, apart), (0.1, together), (1.0, together))
+    ]
+    assert waits[0] > waits[1] > waits[2] == waits[3]
 
 
 def test_a_merge_adds_its_product_and_norms() -> None:
@@ -230,10 +241,10 @@ def test_a_merge_adds_its_product_and_norms() -> None:
     flop = [
         sum(
             float(part.times * part.spent.flop)
-            for part in each.parts
+            for part in passes.parts
             if part.op.name.startswith("merge d") or part.op.name == "merge"
         )
-        for each in (plain, more)
+        for passes in (plain, more)
     ]
     assert flop == [0, 3 * 2 * 4 * 4096 * 2 * NEMOTRON["hidden"] ** 2]
 

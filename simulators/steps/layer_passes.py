@@ -127,7 +127,8 @@ def _tile_casts(sizes: Sizes, op: Op, work: Product, *, backward: bool) -> Itera
     cast_first = op.name in _DISPATCHED and (experts is None or experts.cast_first)
     if casts is None or (cast_first and not backward):  # cast once, for their dispatch
         return
-    scales, launches = sizes.run.scales, op.launches if work.grouped else 0.0
+    scales, apart = sizes.run.scales, work.grouped and sizes.run.products not in casts.together
+    launches = np.asarray(op.launches) * (1.0 if experts is None else experts.casts) if apart else 0.0
     before = casts.before(sizes.run.products) if scales is None else _LARGEST[scales]
     once = 0.0 if sizes.run.adapters is None else _BY_COLUMNS  # products with frozen weights read rows alone
     m, n, k, batch = (np.asarray(size, float) for size in (work.m, work.n, work.k, work.batch))

@@ -415,13 +415,15 @@ class TileCasts(Frozen):
 
     inputs: of a linear layer, cast once. gradients: of its output, cast by rows and by columns. transposes: of an input
     from tiles of rows to tiles of columns, for the gradients of weights. largest: by format, to find the largest number
-    of a tensor before, where it has a scale. Weights are cast once an update, not counted.
+    of a tensor before, where it has a scale. together: formats that one kernel casts the inputs of all experts to.
+    Weights are cast once an update, not counted.
     """
 
     inputs: Annotated[Number, Field(ge=0, le=100)]
     gradients: Annotated[Number, Field(ge=0, le=100)]
     transposes: Annotated[Number, Field(ge=0, le=100)]
     largest: Mapping[Precision, Annotated[Number, Field(ge=0, le=100)]] = {}
+    together: Annotated[tuple[Precision, ...], knob(structural=True)] = ()
 
     def before(self, precision: str | None) -> Any:
         """Passes before a cast to a format."""
