@@ -207,12 +207,12 @@ def test_tokens_of_several_sequences_are_put_in_order_before_and_after_a_scan() 
     assert len(orders[0]) == 0 and len(orders[1]) == 4
 
 
-def test_products_that_are_kept_have_no_casts_and_the_rate_of_all_else() -> None:
-    kinds = [{**kind, "kept": [""]} for kind in NEMOTRON["pattern"]]
-    narrow, kept = (
+def test_products_that_are_not_narrowed_have_no_casts_and_the_rate_of_all_else() -> None:
+    kinds = [{**kind, "unnarrowed": [""]} for kind in NEMOTRON["pattern"]]
+    narrow, wide = (
         {**TRAINED, "run.products": "fp8", "model.pattern": pattern} for pattern in (NEMOTRON["pattern"], kinds)
     )
-    parts = [made(values, **PARTS).passes.parts for values in (narrow, kept, TRAINED)]
+    parts = [made(values, **PARTS).passes.parts for values in (narrow, wide, TRAINED)]
     casts, seconds = (
         [[value(part) for part in layers if "output" not in part.block.name] for layers in parts]
         for value in (lambda part: part.op.name.endswith("cast"), lambda part: float(part.seconds))
@@ -250,8 +250,8 @@ def test_a_merge_adds_its_product_and_norms() -> None:
 
 
 def test_norms_and_activations_are_computed_again_of_any_transformer() -> None:
-    kept, again = (of_states({"run.recompute": what}) for what in ("none", "up_projections"))
-    assert kept["activation_bytes"] > again["activation_bytes"] and kept["iteration_s"] < again["iteration_s"]
+    stored, again = (of_states({"run.recompute": what}) for what in ("none", "up_projections"))
+    assert stored["activation_bytes"] > again["activation_bytes"] and stored["iteration_s"] < again["iteration_s"]
 
 
 def test_widths_of_hybrids_make_as_many_weights_as_their_names_say() -> None:

@@ -104,7 +104,7 @@ def _kept_cast(sizes: Sizes, op: Op, phase: Phase) -> Iterator[Op]:
 def _casts(sizes: Sizes, op: Op, *, backward: bool) -> Iterator[Op]:
     """Casts of what a linear layer multiplies: inputs and weights forward, gradients of its output backward."""
     passes, work = sizes.kernels.casts, op.work
-    if sizes.run.products is None or op.kept or not isinstance(work, Product) or not _is_linear(op):
+    if sizes.run.products is None or op.unnarrowed or not isinstance(work, Product) or not _is_linear(op):
         return
     if passes is None:  # other frameworks cast by tiles
         yield from _tile_casts(sizes, op, work, backward=backward)

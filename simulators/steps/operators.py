@@ -145,8 +145,8 @@ class Op:
     """One operator of a block. count: how often it runs in one pass of the block.
 
     weight: whether it makes gradients of weights, which nothing waits for but their all-reduce. half: of the tokens
-    that it is of, A or B, where two halves take turns. launches: of the host, beside one a kernel. kept: whether a
-    product runs at the precision of all else where those of linear layers run at another.
+    that it is of, A or B, where two halves take turns. launches: of the host, beside one a kernel.
+    unnarrowed: whether a product runs at the precision of all else where those of linear layers run at another.
     """
 
     name: str
@@ -157,7 +157,7 @@ class Op:
     weight: bool = False
     half: str = ""
     launches: ArrayLike = 0.0
-    kept: bool = False
+    unnarrowed: bool = False
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ def operator_costs(ops: Sequence[Op], platform: Platform) -> list[OperatorCost]:
 
 def _costs_of_linear(ops: Sequence[Op], platform: Platform, linear: Platform) -> list[OperatorCost]:
     """Cost of each operator, of products of linear layers on a platform of their own."""
-    apart = [isinstance(op.work, Product) and op.kind in ("linear", "fc") and not op.kept for op in ops]
+    apart = [isinstance(op.work, Product) and op.kind in ("linear", "fc") and not op.unnarrowed for op in ops]
     platforms = {True: linear, False: replace(platform, linear=None)}  # or it would be split again
     costs = {
         side: iter(operator_costs([op for op, is_apart in zip(ops, apart, strict=True) if is_apart == side], where))

@@ -116,7 +116,8 @@ def _layer_of_kind(name: str, sizes: Sizes, kind: LayerKind) -> ModelBlock:
     ops = mixers[kind.mixer](sizes)
     feeds = {"dense": _feed_forward, "experts": expert_feed_forward, "none": _no_part}
     forward = tuple(
-        replace(op, kept=op.kept or op.name.startswith(kind.kept)) for op in (*ops, *feeds[kind.feed](sizes))
+        replace(op, unnarrowed=op.unnarrowed or op.name.startswith(kind.unnarrowed))
+        for op in (*ops, *feeds[kind.feed](sizes))
     )
     params, tensors = _weights_of_kind(sizes, kind)
     every = (*all_passes(sizes, forward), *_add_gradients(sizes, params, tensors))

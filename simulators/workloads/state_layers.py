@@ -43,7 +43,7 @@ class LayerKind(Frozen):
 
     mixer: attention, a layer with a state, none, or a merge of activations with the embedding of the next token, with
     which layers that predict further tokens begin. feed: a feed-forward layer, experts, or none. vectors: weights of
-    one GPU beside those of products (norms, biases). kept: what the names of products begin with that run at
+    one GPU beside those of products (norms, biases). unnarrowed: what the names of products begin with that run at
     `run.precision` where others run at `run.products` (all of them: an empty string).
     """
 
@@ -51,4 +51,4 @@ class LayerKind(Frozen):
     mixer: Annotated[Literal["attention", "state", "merge", "none"], knob(structural=True)]
     feed: Annotated[Literal["dense", "experts", "none"], knob(structural=True)]
     vectors: Annotated[Number, Field(ge=0, le=2**40)] = 0
-    kept: Annotated[tuple[str, ...], knob(structural=True)] = ()
+    unnarrowed: Annotated[tuple[str, ...], knob(structural=True)] = ()
