@@ -37,7 +37,7 @@ _LOGGED = 4000  # steps of a timeline
 class ServingBackend(Backend):
     """Deployments of models, under traffic."""
 
-    version = "3"
+    version = "4"
     metrics: Mapping[str, Metric] = METRICS
 
     def __init__(self) -> None:
