@@ -19,7 +19,7 @@ from simulators.steps.blocks import model_weights
 from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.plan.frameworks import tool_facts
 from studies.plan.stacks import defaults_of, measured_line, software_line, stack_words
-from tests.iterations import metrics, step
+from tests.iterations import made, metrics, step
 from tests.support import shipped
 from validation.plan_matrix import LIMIT_S, answers, questions
 
@@ -165,18 +165,93 @@ def test_public_tables_of_amd_and_of_decoding_are_within_the_bounds_that_the_doc
 NEMOTRON = model_tree("nemotron3_nano_30b_a3b")
 
 
+PARTS: dict[str, Any] = {"system": "h100_8", "kernels": "megatron_2026", "model": NEMOTRON}
+TRAINED = {"run.precision": "bf16", "run.sequence_length": 4096}
+
+
 def of_states(values: dict[str, Any], **state: Any) -> dict[str, float]:
     model = {**NEMOTRON, "state": {**NEMOTRON["state"], **state}}
     return of_llama({"run.sequence_length": 4096, **values}, model=model, kernels="megatron_2026")
 
 
-@pytest.mark.parametrize(("less", "more"), [(0.5, 2.0), (3.0, 1.5)])
-def test_a_longer_backward_scan_takes_longer_in_training_alone(less: float, more: float) -> None:
-    first, second = (of_states({}, backward=work) for work in (less, less * more))
-    assert first["forward_s"] == second["forward_s"] and first["state_bytes"] == second["state_bytes"]
-    assert first["backward_s"] <= second["backward_s"]
-    prompts = [of_states({"run.mode": "prefill"}, backward=work) for work in (None, less)]
-    assert prompts[0] == prompts[1]
+@pytest.mark.parametrize("tp", [1, 2, 8])
+def test_a_scan_in_chunks_takes_the_flop_of_its_equation(tp: int) -> None:
+    """Of each number of the state two products forward and five backward, of which one is computed again."""
+    state, tokens = NEMOTRON["state"], 4096
+    numbers = state["heads"] * state["key"] * state["value"]
+    scans = [
+        part for part in made({**TRAINED, "parallel.tp": tp}, **PARTS).passes.parts if "state scan" in part.op.name
+    ]
+    values, keys = numbers / state["key"], state["groups"] * state["key"]
+    inside, scores = values * (state["chunk"] + 64) / 2, keys * state["chunk"]
+    flop = {True: 4 * numbers + 2 * inside + 2 * scores, False: 10 * numbers + 6 * inside + 6 * scores}
+    for part in scans:
+        assert float(part.spent.flop) == pytest.approx(4 * tokens * flop[part.forward] / tp)
+
+
+@given(groups=st.sampled_from([1, 2, 8, 64]))
+def test_more_groups_of_heads_take_longer_in_training(groups: int) -> None:
+    fewer, more = (of_states({"run.batch": 1}, groups=number) for number in (groups, 2 * groups))
+    assert fewer["iteration_s"] < more["iteration_s"] and fewer["state_bytes"] == more["state_bytes"]
+
+
+def test_tokens_of_several_sequences_are_put_in_order_before_and_after_a_scan() -> None:
+    orders = [
+        {
+            part.op.name
+            for part in made({**TRAINED, "run.batch": batch}, **PARTS).passes.parts
+            if "order" in part.op.name
+        }
+        for batch in (1, 2)
+    ]
+    assert len(orders[0]) == 0 and len(orders[1]) == 4
+
+
+def test_products_that_are_not_narrowed_have_no_casts_and_the_rate_of_all_else() -> None:
+    kinds = [{**kind, "unnarrowed": [""]} for kind in NEMOTRON["pattern"]]
+    narrow, wide = (
+        {**TRAINED, "run.products": "fp8", "model.pattern": pattern} for pattern in (NEMOTRON["pattern"], kinds)
+    )
+    parts = [made(values, **PARTS).passes.parts for values in (narrow, wide, TRAINED)]
+    casts, seconds = (
+        [[value(part) for part in layers if "output" not in part.block.name] for layers in parts]
+        for value in (lambda part: part.op.name.endswith("cast"), lambda part: float(part.seconds))
+    )
+    assert any(casts[0]) and not any(casts[1])
+    assert seconds[1] == seconds[2] and sum(seconds[0]) < sum(seconds[1])
+    assert "router cast" not in {part.op.name for part in parts[0]}
+
+
+def test_casts_of_experts_cost_a_host_less_than_products_and_least_where_one_kernel_casts_for_all() -> None:
+    apart, together = ({"inputs": 2, "gradients": 2, "transposes": 0, "together": formats} for formats in ([], ["fp8"]))
+    waits = [
+        of_states({"run.products": "fp8", "kernels.experts.casts": casts, "kernels.tile_casts": tile})["host_s"]
+        for casts, tile in ((1.0, apart), (0.1, apart), (0.1, together), (1.0, together))
+    ]
+    assert waits[0] > waits[1] > waits[2] == waits[3]
+
+
+def test_a_merge_adds_its_product_and_norms() -> None:
+    merged = [*NEMOTRON["pattern"], {"count": 1, "mixer": "merge", "feed": "none"}]
+    plain, more = (
+        made({**TRAINED, "model.pattern": kinds, "model.layers": layers}, **PARTS).passes
+        for kinds, layers in ((NEMOTRON["pattern"], 52), (merged, 53))
+    )
+    assert more.of_blocks("params") - plain.of_blocks("params") == 2 * NEMOTRON["hidden"] ** 2
+    flop = [
+        sum(
+            float(part.times * part.spent.flop)
+            for part in passes.parts
+            if part.op.name.startswith("merge d") or part.op.name == "merge"
+        )
+        for passes in (plain, more)
+    ]
+    assert flop == [0, 3 * 2 * 4 * 4096 * 2 * NEMOTRON["hidden"] ** 2]
+
+
+def test_norms_and_activations_are_computed_again_of_any_transformer() -> None:
+    stored, again = (of_states({"run.recompute": what}) for what in ("none", "up_projections"))
+    assert stored["activation_bytes"] > again["activation_bytes"] and stored["iteration_s"] < again["iteration_s"]
 
 
 def test_widths_of_hybrids_make_as_many_weights_as_their_names_say() -> None:
@@ -189,7 +264,7 @@ def test_widths_of_hybrids_make_as_many_weights_as_their_names_say() -> None:
 def test_a_graph_of_layers_with_states_saves_launches() -> None:
     spread = {"run.sequence_length": 512, "run.batch": 1, "parallel.dp": 8, "parallel.ep": 8}
     graphs: tuple[list[str], ...] = ([], ["state"], ["state", "attention", "router"])
-    waits = [of_states({**spread, "kernels.experts.graphed": graph}, backward=3)["host_s"] for graph in graphs]
+    waits = [of_states({**spread, "kernels.experts.graphed": graph})["host_s"] for graph in graphs]
     assert waits[0] > waits[1] > waits[2]
 
 

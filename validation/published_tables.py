@@ -54,17 +54,21 @@ def read_throughput(data: Path, *, fitted: bool = False) -> Throughput:
 def throughput_figures(read: Throughput) -> dict[str, Any]:
     """Errors of steps that no constant was fitted on, by model and GPU, and the figures of the benchmark [%].
 
-    dense_median, moe_median, hybrid_median: median size of the errors of Megatron-Bridge's rows, of mixtures with
-    attention alone and with states; moe_worst_model: of the mixture with attention alone whose median error is largest;
+    dense_median, moe_median: median size of the errors of Megatron-Bridge's rows; hybrid_median: of mixtures whose
+    layers keep states, which moe_median has as well; moe_worst_model: of the mixture whose median error is largest;
     nemo_median: as dense_median, of NeMo 24.07's rows. None where a table is absent.
     """
     groups: dict[str, list[float]] = {}
     models: dict[str, list[float]] = {}
     for step in (step for step in read.steps if not step.fitted):
-        kind = _kind(step)
-        for name in (kind, f"{kind}: {step.facts['model']}", f"{kind}: {step.facts['system']}"):
+        kinds = _kinds(step)
+        for name in (
+            name
+            for kind in kinds
+            for name in (kind, f"{kind}: {step.facts['model']}", f"{kind}: {step.facts['system']}")
+        ):
             groups.setdefault(name, []).append(step.error)
-        if kind == "mixtures":
+        if "mixtures" in kinds:
             models.setdefault(step.facts["model"], []).append(step.error)
     medians = {name: 100 * summary(errors)["median"] for name, errors in groups.items()}
     worst = [100 * abs(summary(errors)["signed_median"]) for errors in models.values()]
@@ -81,11 +85,13 @@ def throughput_figures(read: Throughput) -> dict[str, Any]:
     }
 
 
-def _kind(step: Step) -> str:
-    """The table of a step, or the kind of model within Megatron-Bridge's."""
+def _kinds(step: Step) -> tuple[str, ...]:
+    """The table of a step, or the kinds of model within Megatron-Bridge's that it belongs to."""
     if step.table != "megatron_bridge":
-        return step.table
-    return "hybrids" if step.facts["states"] else "mixtures" if step.facts["mixture"] else "dense"
+        return (step.table,)
+    if not step.facts["mixture"]:
+        return ("dense",)
+    return ("mixtures", "hybrids") if step.facts["states"] else ("mixtures",)
 
 
 def _step(table: str, row: Mapping[str, str]) -> Step | str:

@@ -25,10 +25,16 @@ from dse_calibration.fit import fit
 from dse_calibration.overlap_measured import gemm_collective, prefills
 from dse_calibration.slowdowns import fit_slowdowns
 from dse_calibration.tables import is_of
+from simulators.costs.chip import Chip
 from simulators.hardware.device import Device
 from simulators.hardware.machine import merged, tree_of
 from simulators.hardware.parts import ELEMENT_BYTES
 from simulators.hardware.system import ScheduleSystem
+from simulators.steps.operators import Stream, streamed_seconds
+from simulators.steps.sizes import Sizes
+from simulators.steps.state_layers import state_layer
+from simulators.workloads.model import Kernels, Parallel, Run, Transformer
+from simulators.workloads.model_zoo import model_tree, option_tree
 from studies import conccl as conccl_study
 from validation import amd_tables, expert_rows, steps_measured
 from validation.calibrated_numbers import Number, read_option, value_of
@@ -36,6 +42,7 @@ from validation.measured_step import Step, settings
 from validation.published_tables import read_throughput
 
 _DECIMALS = 3  # of coefficients of contention
+_LONG_SCAN = 8192  # tokens, from which on launches do not count
 _IDEAL = "conccl.best_dma"  # the finding that `contention.dma_beside_gemm` is fitted to
 
 
@@ -259,6 +266,34 @@ def mixtures(numbers: Sequence[Number], table: Path | None) -> Refit:
     return Refit(_from_shipped(numbers, errors))
 
 
+def scans(numbers: Sequence[Number], table: Path | None) -> Refit:
+    """Rate of the kernels of a chunked scan: times of the forward scan of long sequences on an H100."""
+    assert table is not None
+    rows = [row for row in amd_tables.rows_of(table) if int(row["tokens"]) >= _LONG_SCAN]
+    chip, every = Chip.of(Device.of(tree_of("h100_8")), "bf16"), [_scan_of(row).parts for row in rows]
+
+    def errors(values: Sequence[float]) -> list[float]:
+        kernels = [[replace(part, vector_share=values[0]) for part in parts] for parts in every]
+        times = (sum(float(streamed_seconds(part, chip)) for part in parts) for parts in kernels)
+        return [
+            seconds * float(row["tokens_per_s"]) / float(row["tokens"]) - 1
+            for seconds, row in zip(times, rows, strict=True)
+        ]
+
+    return Refit(_from_shipped(numbers, errors))
+
+
+def _scan_of(row: Mapping[str, str]) -> Stream:
+    """The forward scan of a row, without a gate."""
+    widths = {name: int(row[name]) for name in ("heads", "value", "groups", "key", "chunk")}
+    tree = merged(model_tree("nemotron3_nano_30b_a3b"), {"state": widths})
+    run = Run(mode="prefill", batch=1, sequence_length=int(row["tokens"]), precision="bf16")
+    kernels = Kernels.model_validate(option_tree("kernels", "vllm"))
+    sizes = Sizes(Transformer.model_validate(tree), run, Parallel(), kernels)
+    works = (op.work for op in state_layer(sizes) if op.name == "state scan")
+    return next(work for work in works if isinstance(work, Stream))
+
+
 def latency(numbers: Sequence[Number], table: Path | None) -> Refit:
     """Time of a host for each sequence: latencies of fixed batches, with the mean logarithm of errors zero."""
     assert table is not None
@@ -350,6 +385,7 @@ REFITTERS: Mapping[str, Refitter] = {
     "prefills": prefill_rows,
     "host": host,
     "mixtures": mixtures,
+    "scans": scans,
     "latency": latency,
     "two_sizes": two_sizes,
     "technology": technology,

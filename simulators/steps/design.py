@@ -242,9 +242,6 @@ def _mode_rules(model: Any, run: Run) -> Iterator[Rule]:
         if run.recompute != "none":
             rule = "is not modelled of a recurrent model"
             yield Rule("run.recompute", True, rule, run.recompute, way_out="set none")
-    elif run.recompute == "up_projections" and model.latent is None:
-        rule = "computes up-projections of latent attention again, and the model has none"
-        yield Rule("run.recompute", True, rule, run.recompute, way_out="set none, attention or all")
     elif run.mode == "decode" and model.decoder_layers:
         rule = "of an encoder and a decoder is not modelled: the encoder would run for every token"
         yield Rule("run.mode", True, rule, run.mode, way_out="set prefill, or take a decoder alone")

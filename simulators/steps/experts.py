@@ -147,7 +147,8 @@ def expert_feed_forward(sizes: Sizes) -> Iterator[Op]:
     if not split:
         yield from gather_tokens(sizes, "ffn")
     experts = np.asarray(_moe(sizes).experts, float)
-    yield Op("router", "fc", "forward", product(experts, routing.tokens, sizes.hidden))
+    # frameworks do not narrow the router's product
+    yield Op("router", "fc", "forward", product(experts, routing.tokens, sizes.hidden), unnarrowed=True)
     kernels = np.asarray(_kernels(sizes).router, float)
     if sizes.run.mode == "training":
         kernels = kernels + np.asarray(_kernels(sizes).losses, float)

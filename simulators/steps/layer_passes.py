@@ -104,7 +104,7 @@ def _kept_cast(sizes: Sizes, op: Op, phase: Phase) -> Iterator[Op]:
 def _casts(sizes: Sizes, op: Op, *, backward: bool) -> Iterator[Op]:
     """Casts of what a linear layer multiplies: inputs and weights forward, gradients of its output backward."""
     passes, work = sizes.kernels.casts, op.work
-    if sizes.run.products is None or not isinstance(work, Product) or not _is_linear(op):
+    if sizes.run.products is None or op.unnarrowed or not isinstance(work, Product) or not _is_linear(op):
         return
     if passes is None:  # other frameworks cast by tiles
         yield from _tile_casts(sizes, op, work, backward=backward)
@@ -127,7 +127,8 @@ def _tile_casts(sizes: Sizes, op: Op, work: Product, *, backward: bool) -> Itera
     cast_first = op.name in _DISPATCHED and (experts is None or experts.cast_first)
     if casts is None or (cast_first and not backward):  # cast once, for their dispatch
         return
-    scales, launches = sizes.run.scales, op.launches if work.grouped else 0.0
+    scales, apart = sizes.run.scales, work.grouped and sizes.run.products not in casts.together
+    launches = np.asarray(op.launches) * (1.0 if experts is None else experts.casts) if apart else 0.0
     before = casts.before(sizes.run.products) if scales is None else _LARGEST[scales]
     once = 0.0 if sizes.run.adapters is None else _BY_COLUMNS  # products with frozen weights read rows alone
     m, n, k, batch = (np.asarray(size, float) for size in (work.m, work.n, work.k, work.batch))
@@ -151,7 +152,8 @@ def _computed_again(sizes: Sizes, forward: tuple[Op, ...]) -> list[Op]:
         left = [op for op in forward if op not in stored]  # linear layers of half of the layers
         return [replace(op, count=0.5 * np.asarray(op.count)) if _is_linear(op) else op for op in left]
     if what == "up_projections":
-        return [op for op in forward if op.kind == "norm" or op.name.startswith(_UP) or op.name.endswith("activation")]
+        ups = () if sizes.model.latent is None else _UP
+        return [op for op in forward if op.kind == "norm" or op.name.startswith(ups) or op.name.endswith("activation")]
     core = ("attention", "softmax")
     again = [op for op in forward if what == "all" or (what == "attention" and op.kind in core)]
     return [] if flash and what == "attention" else again  # such a kernel keeps no scores to compute again

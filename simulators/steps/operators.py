@@ -75,9 +75,11 @@ class Product:
 class Stream:
     """Passes over tensors by `kernels` kernels that memory bounds: bytes read and written, and FLOP.
 
-    share_of_peak: the rate at which these FLOP run. like: the operator of a layer that one kernel computes, whose
-    fitted constants count where the device has them; like_bytes: what this operator moves, without what is fused to it.
-    again: bytes that are read again, from the last-level cache.
+    share_of_peak: the rate at which these FLOP run; vector_share: over that without matrix units where this is known
+    (None: share_of_peak counts). parts: kernels one after another that this one stands for, each with a time of its
+    own. like: the operator of a layer that one kernel computes, whose fitted constants count where the device has them;
+    like_bytes: what this operator moves, without what is fused to it. again: bytes that are read again, from the
+    last-level cache.
     """
 
     bytes: ArrayLike
@@ -87,6 +89,15 @@ class Stream:
     like: StreamKind | None = None
     like_bytes: ArrayLike = 0.0
     again: ArrayLike = 0.0
+    vector_share: ArrayLike | None = None
+    parts: tuple[Stream, ...] = ()
+
+    def share_on(self, chip: Chip) -> Floats:
+        """Rate of its FLOP over the peak of a GPU."""
+        if self.vector_share is None or chip.vector_flop_per_s is None:
+            return np.asarray(self.share_of_peak, float)
+        vector = np.asarray(self.vector_share) * np.asarray(chip.vector_flop_per_s)
+        return np.asarray(vector / np.asarray(chip.flop_per_s))
 
 
 @dataclass(frozen=True)
@@ -135,6 +146,7 @@ class Op:
 
     weight: whether it makes gradients of weights, which nothing waits for but their all-reduce. half: of the tokens
     that it is of, A or B, where two halves take turns. launches: of the host, beside one a kernel.
+    unnarrowed: whether a product runs at the precision of all else where those of linear layers run at another.
     """
 
     name: str
@@ -145,6 +157,7 @@ class Op:
     weight: bool = False
     half: str = ""
     launches: ArrayLike = 0.0
+    unnarrowed: bool = False
 
 
 @dataclass(frozen=True)
@@ -253,7 +266,7 @@ def operator_costs(ops: Sequence[Op], platform: Platform) -> list[OperatorCost]:
 
 def _costs_of_linear(ops: Sequence[Op], platform: Platform, linear: Platform) -> list[OperatorCost]:
     """Cost of each operator, of products of linear layers on a platform of their own."""
-    apart = [isinstance(op.work, Product) and op.kind in ("linear", "fc") for op in ops]
+    apart = [isinstance(op.work, Product) and op.kind in ("linear", "fc") and not op.unnarrowed for op in ops]
     platforms = {True: linear, False: replace(platform, linear=None)}  # or it would be split again
     costs = {
         side: iter(operator_costs([op for op, is_apart in zip(ops, apart, strict=True) if is_apart == side], where))
@@ -316,10 +329,12 @@ def _other(work: Work, platform: Platform, seen: Memo[Cost]) -> OperatorCost:
         group = platform.groups[work.over]
         moved = collective(work, group)
         return OperatorCost(moved.flop, moved.hbm_bytes, moved.wire_bytes, _exchange_s(work, platform, moved.seconds))
+    if isinstance(work, Stream) and work.parts:
+        costs = [_other(part, platform, seen) for part in work.parts]
+        columns = zip(*((cost.flop, cost.bytes, cost.wire_bytes, cost.seconds) for cost in costs), strict=True)
+        return OperatorCost(*(np.asarray(sum(column)) for column in columns))
     if isinstance(work, Stream):
-        flop = np.asarray(work.flop, float)
-        at_peak = flop / np.asarray(work.share_of_peak)
-        cost = streaming_cost(platform.chip, work.bytes, flop=at_peak, kernels=work.kernels, again=work.again)
+        flop, cost = np.asarray(work.flop, float), _streamed(work, platform.chip)
         seconds = _stream_s(work, platform, cost.seconds)  # fitted constants count where there are any
         cost = replace(cost, flop=np.broadcast_to(flop, seconds.shape), seconds=seconds)
     else:
@@ -327,6 +342,16 @@ def _other(work: Work, platform: Platform, seen: Memo[Cost]) -> OperatorCost:
         every = _passes(work, platform.chip, seen)
         cost = Cost(*(value[..., work.pass_] for value in (every.flop, every.bytes, every.seconds)))
     return OperatorCost(cost.flop, cost.bytes, 0 * cost.flop, cost.seconds)
+
+
+def _streamed(work: Stream, chip: Chip) -> Cost:
+    at_peak = np.asarray(work.flop, float) / work.share_on(chip)
+    return streaming_cost(chip, work.bytes, flop=at_peak, kernels=work.kernels, again=work.again)
+
+
+def streamed_seconds(work: Stream, chip: Chip) -> Floats:
+    """Time [s] of kernels that memory bounds, without constants fitted for their operator."""
+    return _streamed(work, chip).seconds
 
 
 def _exchange_s(work: Exchange, platform: Platform, alone: Floats) -> Floats:

@@ -257,7 +257,7 @@ def _pattern_rules(model: Transformer, run: Run, parallel: Parallel) -> Iterator
     if not parts["state"] or model.state is None:
         return
     rule = "of layers with a state is not modelled"
-    untrained = run.mode == "training" and model.state.backward is None
+    untrained = run.mode == "training" and model.state.groups is None
     yield Rule("run.mode", untrained, f"{rule}: its backward scan", run.mode, way_out="set prefill or decode")
     if run.mode == "training" and run.recompute == "half":
         way = "set run.recompute=all, or none"

@@ -3,48 +3,104 @@
 T tokens, state S = heads x key x value numbers of 4 bytes (or 2) for each sequence, t = tp, b bytes of an element. A
 token of decoding reads and writes the state (2 S numbers) and takes 6 S FLOP: decay, the update k v', the read q S. A
 prompt is scanned in chunks of Q tokens (arXiv:2405.21060, section 6; arXiv:2406.06484): within a chunk products as
-attention's, between chunks one state each,
+attention's, between chunks one state each. `conf/data/chunked_scan.yaml` lists the kernels of Mamba-2, forward and
+backward, with what each reads and writes of a token (v values, k keys of its groups, states S / Q, products of keys and
+queries k Q / key); other scans are taken to be alike. Each kernel takes
 
-    FLOP = T (4 S + Q heads (key + value)) / t     bytes = b T (2 channels + outputs) / t + 12 S T / (Q t)
+    T = max(bytes / W, FLOP / (r V)) + launch
 
-by five kernels as in mamba_ssm (from memory): sums of decays, the states of chunks (4 bytes written), their passing
-(read, and 2 bytes written), products of keys and queries, and the scan, which reads states, keys, queries and values
-again. They run no faster than attention in one kernel does (derived; no scan was measured). The convolution reads and
-writes its channels; a norm with a gate reads two tensors of the outputs, and writes one. The backward scan of Mamba-2
-computes the states again, and two gradients of each of its products: three times the work of the forward one
-(`StateLayers.backward`; derived). Kept for it: inputs of both products, and what the first one computes.
+with V the rate of the GPU without matrix units: what these short products wait for are exponentials, conversions and
+copies of tiles, r is fitted (`vector_share`). FLOP of a token: 2 S of the states, and of reading them; 2 v Q c of pairs
+of a chunk, c = (Q + rows of a tile) / 2 Q of which are computed; 2 k Q of keys and queries. The convolution, the norm
+that follows, and copies that put the tokens of several sequences in order are kernels of their own. Kept for the
+backward pass: inputs of both products, and what the first one computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
+from dse.config.options import conf_dir
+from dse.config.yaml_checks import load_yaml
+from dse.errors import validate_as
+from dse.values import Frozen
+from dse.values.units import Number
+from simulators.hardware.parts import SourcedValue
 from simulators.steps.operators import Op, Stream
 from simulators.steps.sizes import Sizes, gather_tokens, product, reduce_partial_sums, stream
+from simulators.workloads.model import Passes
 from simulators.workloads.state_layers import StateLayers
 
-_KERNELS = 5  # of the scan of a prompt
-_STATE_BYTES = 12  # for each number of a chunk's state: 4 written and read, 2 written and read
-_GATE = 3  # reads two tensors, writes one
+
+class ScanFlop(Frozen):
+    """FLOP of a kernel for each number of the state, pair of tokens and value, and pair of tokens and key."""
+
+    states: Number = 0.0
+    within: Number = 0.0
+    scores: Number = 0.0
+
+
+class ScanKernel(Frozen):
+    """What a kernel of a scan moves for a token: passes over values and keys, and bytes for each of the others.
+
+    gated: further passes over values in training, where it multiplies by the gate.
+    """
+
+    name: str
+    values: Number = 0.0
+    gated: Number = 0.0
+    keys: Number = 0.0
+    heads: Number = 0.0
+    states: Number = 0.0
+    scores: Number = 0.0
+    flop: ScanFlop = ScanFlop()
+    kernels: Number = 1.0
+
+
+class ChunkedScan(SourcedValue):
+    """Kernels of a scan in chunks. vector_share: rate of their FLOP over that of a GPU without matrix units."""
+
+    name: str
+    description: str
+    vector_share: Number
+    tile_rows: Number
+    forward: tuple[ScanKernel, ...]
+    backward: tuple[ScanKernel, ...]
+    convolution: Passes
+    norm: Passes
+    order: Passes
+
+
+@cache
+def chunked_scan() -> ChunkedScan:
+    """The kernels of `conf/data/chunked_scan.yaml`. Raises ConfigError."""
+    return validate_as(ChunkedScan, load_yaml(conf_dir() / "data" / "chunked_scan.yaml"), path="chunked_scan")
 
 
 @dataclass(frozen=True)
 class Scan(Stream):
-    """The scan of a state over tokens. times_back: work of its backward pass over its own."""
+    """Kernels over tokens of a layer that keeps a state, one after another. back: those of its backward pass."""
 
-    times_back: ArrayLike = 1.0
+    back: tuple[Stream, ...] = ()
+
+    @classmethod
+    def of(cls, kernels: Sequence[Stream], back: Sequence[Stream] = ()) -> Scan:
+        """Kernels that take their own time each."""
+        moved, flop, count = (
+            sum((np.asarray(getattr(each, name), float) for each in kernels), np.zeros(()))
+            for name in ("bytes", "flop", "kernels")
+        )
+        return cls(moved, flop, count, parts=tuple(kernels), back=tuple(back))
 
     @property
     def backward(self) -> Scan:
-        """The backward scan."""
-        more, kernels = np.asarray(self.times_back, float), np.asarray(self.kernels, float)
-        work = {"bytes": more * np.asarray(self.bytes), "flop": more * np.asarray(self.flop)}
-        return replace(self, **work, kernels=more * kernels)
+        """The backward kernels."""
+        return Scan.of(self.back)
 
 
 def _widths(sizes: Sizes) -> StateLayers:
@@ -59,43 +115,75 @@ def _numbers(layers: StateLayers) -> Any:
 
 def state_layer(sizes: Sizes) -> Iterator[Op]:
     """Operators of one layer with a state with the norm before it, forward."""
-    layers, tokens, tp = _widths(sizes), sizes.tokens, sizes.tp
-    projected, outputs = (np.asarray(width, float) / tp for width in (layers.projected, layers.outputs))
+    layers, tokens, tp, scan = _widths(sizes), sizes.tokens, sizes.tp, chunked_scan()
+    projected, channels, outputs = (
+        np.asarray(width, float) / tp for width in (layers.projected, layers.channels, layers.outputs)
+    )
+    ordered = sizes.run.mode == "training" and np.any(sizes.sequences > 1)
     yield stream(sizes, "norm", "norm", sizes.kernels.norm)
     yield from gather_tokens(sizes, "state")
     yield Op("state in", "linear", "forward", product(projected, tokens, sizes.hidden))
-    if np.any(np.asarray(layers.channels) > 0):
-        moved = 2 * sizes.element * tokens * np.asarray(layers.channels, float) / tp
-        # moves bytes and hardly computes
-        yield Op("state convolution", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
+    if ordered:
+        yield _moved(sizes, "state order", scan.order, np.where(sizes.sequences > 1, projected, 0.0))
+    if np.any(channels > 0):
+        yield _moved(sizes, "state convolution", scan.convolution, channels)
     yield Op("state scan", "attention", "forward", _scan(sizes, layers))
-    gated = _GATE * sizes.element * tokens * outputs
-    yield Op("state gate", "activation", "forward", Stream(gated, like="add", like_bytes=gated))
+    if ordered:
+        yield _moved(sizes, "state outputs order", scan.order, np.where(sizes.sequences > 1, outputs, 0.0))
+    # in inference the norm reads the gate
+    yield _moved(sizes, "state norm", scan.norm, outputs, more=0.0 if sizes.run.mode == "training" else 1.0)
     yield Op("state out", "linear", "forward", product(sizes.hidden, tokens, outputs))
     yield from reduce_partial_sums(sizes, "state")
+
+
+def _moved(sizes: Sizes, name: str, passes: Passes, width: Any, more: float = 0.0) -> Op:
+    """A kernel that passes over columns of all tokens, `more` times forward."""
+    tensor = sizes.element * sizes.tokens * width
+    back = Stream(passes.backward * tensor, kernels=passes.backward_kernels)
+    return Op(
+        name,
+        "activation",
+        "forward",
+        Scan.of([Stream((passes.forward + more) * tensor, kernels=passes.forward_kernels)], [back]),
+    )
 
 
 def _scan(sizes: Sizes, layers: StateLayers) -> Stream:
     """The scan of all tokens, or the step of one token of each sequence."""
     tokens, numbers = sizes.tokens, _numbers(layers) / sizes.tp
-    columns = [np.asarray(width, float) / sizes.tp for width in (layers.projected, layers.channels, layers.outputs)]
-    projected, channels, outputs = columns
     if sizes.run.mode == "decode":
-        moved = sizes.element * tokens * (projected + outputs)
+        columns = (np.asarray(layers.projected, float) + np.asarray(layers.outputs, float)) / sizes.tp
+        moved = sizes.element * tokens * columns
         # decay, update and read: two FLOP each
         return Stream(moved + 2 * np.asarray(layers.number_bytes) * numbers * tokens, 6 * numbers * tokens)
+    scan = chunked_scan()
+    return Scan.of(*([_kernel(sizes, layers, each) for each in kernels] for kernels in (scan.forward, scan.backward)))
+
+
+def _kernel(sizes: Sizes, layers: StateLayers, kernel: ScanKernel) -> Stream:
+    """One kernel of the scan of all tokens."""
+    tokens, heads = sizes.tokens / sizes.tp, np.asarray(layers.heads, float)
     chunk = np.minimum(np.asarray(layers.chunk, float), sizes.queries)  # a prompt shorter than a chunk is one
-    inside = chunk * np.asarray(layers.heads, float) * (np.asarray(layers.key) + np.asarray(layers.value)) / sizes.tp
-    between = _STATE_BYTES * numbers * tokens / chunk
-    # layers without a convolution read what is projected
-    read = np.where(channels > 0, 2 * channels, projected)
-    moved = sizes.element * tokens * (read + outputs)
-    share = sizes.kernels.flash_share_of_peak
-    # not known: at the peak rate
-    rate = 1.0 if share is None else share
-    back = 1.0 if layers.backward is None else layers.backward
-    flop = tokens * (4 * numbers + inside)
-    return Scan(moved + between, flop, kernels=_KERNELS, share_of_peak=rate, times_back=back)
+    key, values = np.asarray(layers.key, float), heads * np.asarray(layers.value, float)
+    keys, states = _keys(layers, values), values * key
+    pairs, tile = keys * chunk, np.minimum(chunk, chunked_scan().tile_rows)
+    gated = kernel.gated if sizes.run.mode == "training" else 0.0
+    elements = (kernel.values + gated) * values + kernel.keys * keys
+    moved = (
+        sizes.element * elements + kernel.heads * heads + kernel.states * states / chunk + kernel.scores * pairs / key
+    )
+    within = kernel.flop.within * values * (chunk + tile) / 2  # products above the diagonal by whole tiles
+    flop = kernel.flop.states * states + within + kernel.flop.scores * pairs
+    return Stream(tokens * moved, tokens * flop, kernels=kernel.kernels, vector_share=chunked_scan().vector_share)
+
+
+def _keys(layers: StateLayers, values: Any) -> Any:
+    """Numbers of the keys of a token; queries have as many."""
+    if layers.groups is not None:
+        return np.asarray(layers.groups, float) * np.asarray(layers.key, float)
+    # what the convolution, or the product, computes beside values
+    columns = np.where(np.asarray(layers.channels) > 0, layers.channels, layers.projected)
+    return np.maximum((columns - values) / 2, 0.0)
 
 
 def state_weights(sizes: Sizes) -> tuple[Any, Any]:

@@ -112,9 +112,13 @@ def _of_several_kinds(sizes: Sizes, pattern: Sequence[LayerKind]) -> Iterator[Mo
 
 def _layer_of_kind(name: str, sizes: Sizes, kind: LayerKind) -> ModelBlock:
     """Equal layers of one kind."""
-    ops = {"attention": _attention, "state": state_layer, "none": _no_part}[kind.mixer](sizes)
+    mixers = {"attention": _attention, "state": state_layer, "merge": _merge, "none": _no_part}
+    ops = mixers[kind.mixer](sizes)
     feeds = {"dense": _feed_forward, "experts": expert_feed_forward, "none": _no_part}
-    forward = (*ops, *feeds[kind.feed](sizes))
+    forward = tuple(
+        replace(op, unnarrowed=op.unnarrowed or op.name.startswith(kind.unnarrowed))
+        for op in (*ops, *feeds[kind.feed](sizes))
+    )
     params, tensors = _weights_of_kind(sizes, kind)
     every = (*all_passes(sizes, forward), *_add_gradients(sizes, params, tensors))
     block = ModelBlock(name, every, kind.count, params, tensors, _kept_by_kind(sizes, kind))
@@ -125,6 +129,21 @@ def _layer_of_kind(name: str, sizes: Sizes, kind: LayerKind) -> ModelBlock:
 
 def _no_part(_: Sizes) -> Iterator[Op]:
     return iter(())
+
+
+def _merge(sizes: Sizes) -> Iterator[Op]:
+    """The embedding of the next token, norms of it and of the activations, and a product of both side by side."""
+    moved = 2 * sizes.activations
+    yield Op("merge lookup", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
+    for name in ("merge norm", "merge norm of embedding"):
+        yield stream(sizes, name, "norm", sizes.kernels.norm)
+    yield from gather_tokens(sizes, "merge")
+    yield Op("merge", "linear", "forward", product(sizes.hidden / sizes.tp, sizes.tokens, 2 * sizes.hidden))
+
+
+def _merge_weights(sizes: Sizes) -> Any:
+    """Weights of one GPU of the product of a merge."""
+    return 2 * sizes.hidden**2 / sizes.tp
 
 
 def _halves(sizes: Sizes) -> Iterator[Op]:
@@ -291,7 +310,9 @@ def _parts(sizes: Sizes, kind: LayerKind, attentions: int = 1) -> dict[Part, Any
 def _weights_of_kind(sizes: Sizes, kind: LayerKind) -> tuple[Any, Any]:
     """(weights of one GPU, tensors) of a layer of a kind."""
     parts = _parts(sizes, kind)
-    beside = np.asarray(kind.vectors, float) + (state_weights(sizes)[1] if kind.mixer == "state" else 0.0)
+    beside = np.asarray(kind.vectors, float)
+    if kind.mixer in ("state", "merge"):
+        beside = beside + (state_weights(sizes)[1] if kind.mixer == "state" else _merge_weights(sizes))
     return sum(parts.values(), beside), 2 * len(parts) + 3
 
 
@@ -306,6 +327,8 @@ def _kept_by_kind(sizes: Sizes, kind: LayerKind) -> Any:
         share = recomputed_share(sizes)
         stored = replace(sizes, run=sizes.run.model_copy(update={"recompute": "none"}))
         return share * sizes.element * sizes.own + (1 - share) * _kept_by_kind(stored, kind)
+    if kind.mixer == "merge":  # both inputs of its product, and their norms
+        return 4 * sizes.element * sizes.own
     dense = replace(sizes, model=sizes.model.model_copy(update={"moe": None}))
     feed = np.zeros(()) if kind.feed == "none" else _kept_bytes(sizes, attentions=0)
     if kind.mixer == "none":
@@ -337,15 +360,19 @@ def _kept_by_layer(sizes: Sizes, attentions: int) -> Any:
         return b * sizes.own  # the input alone
     if sizes.run.recompute == "half":
         return b * (3 * sizes.own + tokens * (sizes.heads * sizes.head + sizes.ffn))
-    if sizes.run.recompute == "up_projections":
+    again = sizes.run.recompute == "up_projections"
+    if again and model.latent is not None:
         return _kept_without_ups(sizes)
     unsplit = (attentions + 1) * (2 * b + 1) * sizes.own
     split = attentions * (2 * sizes.heads + 2 * sizes.kv_heads) * sizes.head
     if model.latent is not None:
         split = kept_numbers(sizes, model.latent)
-    wide = 0.0 if model.moe is not None else sizes.ffn * (3 if model.gated else 2)  # experts keep theirs
-    split = b * tokens * (split + wide) + (0.0 if model.moe is None else kept_bytes_of_experts(sizes))
-    kept = unsplit + split - _narrowed(sizes, attentions)
+    # norms and activations that are computed again are not kept; experts keep theirs
+    wide = 0.0 if model.moe is not None else sizes.ffn * ((3 if model.gated else 2) - again)
+    split = b * tokens * (split + wide)
+    if model.moe is not None:
+        split = split + kept_bytes_of_experts(sizes, activations=not again)
+    kept = unsplit - again * (attentions + 1) * b * sizes.own + split - _narrowed(sizes, attentions)
     if sizes.run.recompute == "attention" or sizes.kernels.flash_share_of_peak is not None:
         return kept
     return kept + attentions * (2 * b + 1) * sizes.scores

@@ -96,7 +96,8 @@ class ExpertKernels(Frozen):
     its experts, or once to each node and GPU (HybridEP). orders: passes over the rows of experts beside their products
     (order, padding, casts, probabilities), on their way there and back; around an all-to-all on both sides of it.
     router: kernels over scores that pick experts; losses: over these, of an auxiliary loss in training. moved,
-    products: launches of an exchange, and of each expert in a grouped product (0: one for all experts). cast_first:
+    products: launches of an exchange, and of each expert in a grouped product (0: one for all experts); casts: of the
+    cast of an expert's input over those of its product. cast_first:
     whether tokens are cast before their dispatch, and not again for the first product of their experts. waits: whether
     the host waits for the counts of tokens before it launches experts (dropless), so that it is not ahead of its GPU.
     graphed: parts of a layer that are replayed as a graph, and take no launches: attention with the router, layers of
@@ -109,6 +110,7 @@ class ExpertKernels(Frozen):
     losses: Annotated[Number, Field(ge=0, le=1e3)] = 0.0
     moved: Annotated[Number, Field(ge=0, le=1e3)] = 0.0
     products: Annotated[Number, Field(ge=0, le=1e3)] = 0.0
+    casts: Annotated[Number, Field(ge=0, le=1e3)] = 1.0
     cast_first: Annotated[bool, knob(structural=True)] = True
     waits: Annotated[bool, knob(structural=True)] = False
     graphed: Annotated[tuple[Literal["attention", "router", "state"], ...], knob(structural=True)] = ()

@@ -186,17 +186,18 @@ class Run(PassTokens):
     mode: training; prefill, the forward pass of a prompt; decode, the forward pass of one token after sequence_length
     tokens. sequence_length: tokens, or frames of speech; for the iterations of an epoch drawn from its lengths by
     `seed`. recompute: activations that the backward pass recomputes instead of storing them: none, the core of
-    attention (scores, softmax, dropout), up_projections (norms, up-projections of latent attention with what follows up
-    to its core, and activations: arXiv:2412.19437, section 3.2.3), half (all but attention in one kernel, partial sums
-    and every other product of a layer, as torchtitan selects them), or all but the input of a layer; recompute_layers:
-    of so many layers of a stage, None for all of them. adapters: rank of those beside attention's projections, which
-    alone are trained (LoRA); None trains all. products: precision that linear layers multiply at; None for that of all
-    else. weights, kv_cache: formats that weights, and keys and values, are stored in (`conf/data/weight_formats.yaml`),
-    of inference; None for what the model's file says, else for 16 bits (32 at fp32). Products are no faster for it.
-    gradients, optimizer_states: formats of what is trained: of gradients as they are stored and reduced, and of the
-    moments of the optimizer, whose weights stay as they are; None for those of `parallel.gradient_bytes`, and for 32
-    bits. activations: that in which training keeps inputs of linear layers; None for that of activations. scales: of
-    products of 8 bits, for a tensor, a row or a block of numbers; None for those of the software.
+    attention (scores, softmax, dropout), up_projections (norms, activations, and up-projections of latent attention
+    with what follows up to its core: arXiv:2412.19437, section 3.2.3), half (all but attention in one kernel, partial
+    sums and every other product of a layer, as torchtitan selects them), or all but the input of a layer;
+    recompute_layers: of so many layers of a stage, None for all of them. adapters: rank of those beside attention's
+    projections, which alone are trained (LoRA); None trains all. products: precision that linear layers multiply at;
+    None for that of all else. weights, kv_cache: formats that weights, and keys and values, are stored in
+    (`conf/data/weight_formats.yaml`), of inference; None for what the model's file says, else for 16 bits (32 at fp32).
+    Products are no faster for it. gradients, optimizer_states: formats of what is trained: of gradients as they are
+    stored and reduced, and of the moments of the optimizer, whose weights stay as they are; None for those of
+    `parallel.gradient_bytes`, and for 32 bits. activations: that in which training keeps inputs of linear layers; None
+    for that of activations. scales: of products of 8 bits, for a tensor, a row or a block of numbers; None for those of
+    the software.
     """
 
     mode: Annotated[Literal["training", "prefill", "decode"], knob(structural=True)] = "training"
@@ -414,13 +415,15 @@ class TileCasts(Frozen):
 
     inputs: of a linear layer, cast once. gradients: of its output, cast by rows and by columns. transposes: of an input
     from tiles of rows to tiles of columns, for the gradients of weights. largest: by format, to find the largest number
-    of a tensor before, where it has a scale. Weights are cast once an update, not counted.
+    of a tensor before, where it has a scale. together: formats that one kernel casts the inputs of all experts to.
+    Weights are cast once an update, not counted.
     """
 
     inputs: Annotated[Number, Field(ge=0, le=100)]
     gradients: Annotated[Number, Field(ge=0, le=100)]
     transposes: Annotated[Number, Field(ge=0, le=100)]
     largest: Mapping[Precision, Annotated[Number, Field(ge=0, le=100)]] = {}
+    together: Annotated[tuple[Precision, ...], knob(structural=True)] = ()
 
     def before(self, precision: str | None) -> Any:
         """Passes before a cast to a format."""

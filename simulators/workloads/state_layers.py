@@ -21,8 +21,8 @@ class StateLayers(Frozen):
     """Widths of a layer with a state. projected: columns computed from the activations. outputs: columns that the last
     product reads. channels, kernel: of the convolution over `kernel` tokens before. heads, key, value: the state of a
     sequence is heads x key x value numbers of `number_bytes`. chunk: tokens that the scan of a prompt takes at once.
-    more: weights beside the two products and the convolution. backward: work of the backward scan over that of the
-    forward one; None where that is not known, so that such layers are not trained.
+    more: weights beside the two products and the convolution. groups: of heads that share keys and queries, as those of
+    Mamba-2 do; None for other scans, whose backward kernels are not known, so that such layers are not trained.
     """
 
     projected: Width
@@ -35,17 +35,20 @@ class StateLayers(Frozen):
     chunk: Width
     more: Count
     number_bytes: Annotated[Integer, Field(ge=1, le=8)] = 4
-    backward: Annotated[Number, Field(gt=0, le=100)] | None = None
+    groups: Width | None = None
 
 
 class LayerKind(Frozen):
     """`count` layers of a model of several kinds, spread evenly over its depth.
 
-    mixer: attention, a layer with a state, or none. feed: a feed-forward layer, experts, or none. vectors: weights of
-    one GPU beside those of products (norms, biases).
+    mixer: attention, a layer with a state, none, or a merge of activations with the embedding of the next token, with
+    which layers that predict further tokens begin. feed: a feed-forward layer, experts, or none. vectors: weights of
+    one GPU beside those of products (norms, biases). unnarrowed: what the names of products begin with that run at
+    `run.precision` where others run at `run.products` (all of them: an empty string).
     """
 
     count: Annotated[Integer, Field(ge=1, le=2**20)]
-    mixer: Annotated[Literal["attention", "state", "none"], knob(structural=True)]
+    mixer: Annotated[Literal["attention", "state", "merge", "none"], knob(structural=True)]
     feed: Annotated[Literal["dense", "experts", "none"], knob(structural=True)]
     vectors: Annotated[Number, Field(ge=0, le=2**40)] = 0
+    unnarrowed: Annotated[tuple[str, ...], knob(structural=True)] = ()

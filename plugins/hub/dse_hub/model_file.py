@@ -309,8 +309,8 @@ def _state(file: HubFile) -> dict[str, int]:
     numbers = dict[str, int]()
     if not file.type.sections["state"]:
         raise UnfitValue("its layers with attention alone are read")
-    # how long a backward scan takes is known of some scans alone
-    for name in (*_STATE, *(name for name in ("backward",) if name in file.type.sections["state"])):
+    # groups share keys in Mamba-2 alone
+    for name in (*_STATE, *(name for name in ("groups",) if name in file.type.sections["state"])):
         file.looked_up |= names_in(str(file.type.sections["state"][name]))
         numbers[name] = int(
             evaluate(str(file.type.sections["state"][name]), lambda key: _state_name(file, numbers, key)) or 0
