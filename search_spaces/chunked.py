@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
-from dse.errors.rules import Rule
+from dse.space.blocks import Rule
 from dse.values import knob
 from dse.values.units import Integer
 from search_spaces.comm_knobs import CommEngineKnobs

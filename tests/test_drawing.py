@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from dse.plots import Axis, Draw, FigureSheet, Frame, save, tables
-from dse.study.drawing import FigureWorkers
+from dse.study.record import FigureWorkers
 from dse.study.settings import Figures
 
 pytestmark = pytest.mark.slow

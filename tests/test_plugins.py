@@ -505,7 +505,7 @@ EVALUATOR = '''
 from contextlib import contextmanager
 
 from dse.evaluation.evaluators import EvaluatorKind, evaluate_here
-from dse.evaluation.settings import ExecutorSettings
+from dse.evaluation.evaluators import ExecutorSettings
 
 
 class Loud(ExecutorSettings):

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.config.compose import request
-from dse.config.options import conf_dir, list_options
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import conf_dir, list_options, load_yaml
 from simulators.costs.expert_exchange import RoutedTokens, kernel_seconds
 from simulators.steps.backend import StepBackend, iteration
 from simulators.steps.blocks import model_weights

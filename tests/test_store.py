@@ -24,11 +24,11 @@ from sqlalchemy import Connection, Table, func, select
 
 from dse.backend import Batch, Result, Results
 from dse.cli import main
-from dse.store.contract import Context
+from dse.store.contract import Context, Fresh, key_bytes
 from dse.store.database import StoreError
 from dse.store.fronts import front
 from dse.store.owner import Owner, me
-from dse.store.result_rows import Fresh, fits, key_bytes
+from dse.store.result_rows import fits
 from dse.store.result_store import Store, leases, owners, quarantine, results
 from dse.store.session import Hold, StoreSession
 from dse.values import Keys, content_keys

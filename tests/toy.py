@@ -24,8 +24,7 @@ from dse.backend import STATUSES, Backend, Batch, Columns, Interval, Metric, Rep
 from dse.config.compose import Request
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.evaluation.calls import BackendSpec
-from dse.evaluation.local import Evaluator
-from dse.evaluation.settings import ExecutorSettings
+from dse.evaluation.evaluators import Evaluator, ExecutorSettings
 from dse.search import Goal
 from dse.space import Block, KeyedBlock, Knob, Space
 from dse.store.contract import Session, StorelessSession

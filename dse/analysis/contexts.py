@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from dse import plugins
 from dse.errors import ConfigError, Problem, did_you_mean
-from dse.results.finished_run import FinishedRun
-from dse.results.run_folder import results
+from dse.results.run_folder import FinishedRun, results
 
 if TYPE_CHECKING:
     import pandas as pd

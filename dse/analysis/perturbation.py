@@ -23,8 +23,8 @@ from dse.analysis.contexts import Option
 from dse.backend import Batch, Results, check_results
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.evaluation.calls import call
-from dse.results.finished_run import FinishedRun, read
 from dse.results.pareto import minimized
+from dse.results.run_folder import FinishedRun, read
 from dse.space import get_path, set_path
 from dse.study.plan import Plan
 from dse.values import Memo, content_key, distinct, leaves, put

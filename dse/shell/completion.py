@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dse import plugins
-from dse.config.options import OWN_FLAGS, conf_dir, conf_dirs, is_shipped, list_options, own_folder
-from dse.config.yaml_checks import unreadable
+from dse.config.options import OWN_FLAGS, conf_dir, conf_dirs, is_shipped, list_options, own_folder, unreadable
 from dse.errors import ConfigError, Problem, did_you_mean
 from dse.errors.parsing import load
 from dse.shell.help import commands_of

@@ -9,9 +9,8 @@ from typing import Any
 from dse.backend import Replay
 from dse.errors import ConfigError, Problem, pairs
 from dse.results import output_files, report
-from dse.results.finished_run import FinishedRun
 from dse.results.output_files import frame
-from dse.results.run_folder import CommandAnswer, Outputs, results
+from dse.results.run_folder import CommandAnswer, FinishedRun, Outputs, results
 from dse.study.plan import Plan
 from dse.study.plan_again import Present, plan_again
 from dse.values import content_key as identity

@@ -2,7 +2,7 @@
 
 One Optuna study per scenario of a study run, `<study>/<time>/<scenario>`: the points are its trials, COMPLETE with the
 values of the objectives, or PRUNED with the reason where there are none. Constraints tell which are feasible, as in a
-search (`dse.search.question.constraints`): samplers ignore trials that FAIL. Trials present already, by their key, are
+search (`dse.search.constraints`): samplers ignore trials that FAIL. Trials present already, by their key, are
 not written again.
 """
 

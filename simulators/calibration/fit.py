@@ -152,7 +152,7 @@ PROTOCOL_PRIORS: Mapping[str, Prior] = {
     "fill_s": Prior(3e-6, 1.5, 0.01e-6, 1e-3),
     "fill_bytes": Prior(3e7, 1.5, 1e4, 1e9),
 }
-"""Priors of the constants of a collective inside a node (`simulators.costs.protocols`)."""
+"""Priors of the constants of a collective inside a node (`simulators.costs.transfer`)."""
 NETWORK_PRIORS: Mapping[str, Prior] = {
     **PROTOCOL_PRIORS,
     "ll_step_s": Prior(5e-6, 1.0, 0.05e-6, 200e-6),

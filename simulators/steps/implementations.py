@@ -17,7 +17,7 @@ from pydantic import Field
 from dse import plugins
 from dse.config.options import list_options
 from dse.errors import ConfigError, Problem, validate_as
-from dse.errors.rules import Rule
+from dse.space.blocks import Rule
 from dse.values import Frozen, Provenance, Source
 from dse.values.units import Bytes, with_prefix
 from simulators.hardware.machine import merged

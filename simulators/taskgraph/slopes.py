@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.taskgraph.classes import Classes, classes_of
 from simulators.taskgraph.graph import Floats, TaskGraph
+from simulators.taskgraph.symmetry import Classes, classes_of
 
 Flags = NDArray[np.bool_]
 # ends that close are one instant, whose order slopes decide

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dse.errors import ConfigError
-from dse.results.finished_run import FinishedRun
+from dse.results.run_folder import FinishedRun
 from dse.values import put
 from simulators.steps.backend import StepBackend
 from simulators.steps.design import OF_LENGTHS, StepDesign

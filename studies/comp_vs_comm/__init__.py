@@ -14,8 +14,7 @@ import numpy as np
 from dse.plots import Draw
 from dse.results.answer import tables_of_winners
 from dse.results.claims import ClaimResult
-from dse.results.finished_run import FinishedRun
-from dse.results.run_folder import Outputs
+from dse.results.run_folder import FinishedRun, Outputs
 from dse.space import Case
 from simulators.steps.backend import iteration
 from simulators.steps.design import StepDesign

@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse.config.options import conf_dir
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import conf_dir, load_yaml
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables
-from dse.plots.palette import label
+from dse.plots.labels import label
 from dse.results.claims import ClaimResult
-from dse.results.finished_run import FinishedRun
-from studies.common.sentences import largest_row
-from studies.plain import Plain
+from dse.results.run_folder import FinishedRun
+from studies.plain import Plain, largest_row
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -19,8 +19,7 @@ from dse.errors import ConfigError, Problem, Problems
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables, timelines
 from dse.results.answer import fastest_in_words
 from dse.results.decisions import Decision, gain_text
-from dse.results.finished_run import FinishedRun
-from dse.results.run_folder import CommandAnswer, Outputs
+from dse.results.run_folder import CommandAnswer, FinishedRun, Outputs
 from dse.results.words import AS_FAST, cell, gain_in_words
 from dse.space import get_path
 from simulators.steps.backend import StepBackend

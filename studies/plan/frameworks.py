@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, get_args
 
-from dse.config.options import conf_dir
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import conf_dir, load_yaml
 from dse.errors import Problems
 from dse.values import Frozen
 

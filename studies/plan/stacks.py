@@ -10,8 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dse.config.options import conf_dir
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import conf_dir, load_yaml
 from dse.space import get_path
 from simulators.steps.choices import OFF
 from simulators.workloads.public_models import aliases

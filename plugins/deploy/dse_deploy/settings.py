@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import yaml
 
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import load_yaml
 from dse.errors import ConfigError, Problem, Problems
 from dse.space import get_path
 from dse.values import Frozen

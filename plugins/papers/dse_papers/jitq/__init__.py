@@ -18,21 +18,19 @@ from dse.config.options import list_options
 from dse.plots import Axis, Draw, FigureSheet, Frame, fronts, tables
 from dse.plots.timelines import timeline
 from dse.results.claims import ClaimResult
-from dse.results.finished_run import FinishedRun
+from dse.results.run_folder import FinishedRun
 from dse.space import Case
 from dse_papers.jitq import numerics
 from dse_papers.jitq.capacity import Base, Copies, grid
 from simulators.hardware.machine import merged, tree_of
-from simulators.hardware.number_formats import Format
-from simulators.hardware.pim import Pim
+from simulators.hardware.pim import Format, Pim
 from simulators.steps.backend import iteration
 from simulators.steps.design import StepDesign
 from simulators.steps.task_graph import WAITING, intervals
 from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.common.facts import facts
 from studies.common.iterations import at, legal_base, step_tree
-from studies.common.sentences import extremes, reach
-from studies.plain import Plain
+from studies.plain import Plain, extremes, reach
 
 if TYPE_CHECKING:
     import pandas as pd
