@@ -110,7 +110,7 @@ def extremes(values: pd.Series[Any]) -> tuple[str, str]:
     return str(values.idxmin()), str(values.idxmax())
 
 
-def best_rows(rows: pd.DataFrame, by: list[str], value: str = "makespan_s") -> pd.DataFrame:
-    """Row with the least value of each group."""
-    least: pd.DataFrame = rows.loc[rows.groupby(by, sort=False, observed=True)[value].idxmin()]
+def best_rows(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """Row with the least makespan of each group."""
+    least: pd.DataFrame = rows.loc[rows.groupby(by, sort=False, observed=True)["makespan_s"].idxmin()]
     return least

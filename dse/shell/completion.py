@@ -137,8 +137,9 @@ def _words_of_command(name: str, command: plugins.Command, word: str) -> Iterato
         yield from (f"{key}={option}" for option in list_options(key))
 
 
-def _runs(*, with_times: bool, folder: Path = Path("outputs")) -> list[str]:
+def _runs(*, with_times: bool) -> list[str]:
     """Studies with a finished run below the folder of results, and their runs as `<study>/<time>`."""
+    folder = Path("outputs")
     latest = sorted(folder.glob("*/latest/results.parquet"))
     studies = [path.parent.parent.name for path in latest]
     times = [f"{study}/{run.parent.name}" for study in studies for run in folder.glob(f"{study}/*/results.parquet")]

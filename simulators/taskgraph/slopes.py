@@ -191,7 +191,7 @@ class _Events:
     def __init__(self, graph: TaskGraph, classes: Classes, columns: _Dual) -> None:
         directions = columns.slope.shape[1]
         self.alike = np.ones(directions, np.bool_)
-        self._graph, self._of = graph, classes.of
+        self._of = classes.of
         self._rates = _FairRates(graph, classes, columns, self.alike)
         self._work, self._delay = columns[graph.at["work"]], columns[graph.at["delay"]]
         self._now = _Dual(np.zeros(()), np.zeros(directions))

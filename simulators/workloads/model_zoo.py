@@ -65,7 +65,7 @@ def _path(group: str, name: str) -> Path | None:
     return path if path.is_file() else None
 
 
-def _read(path: Path, group: str = "models") -> dict[str, Any]:
+def _read(path: Path, group: str) -> dict[str, Any]:
     problems = unreadable(path)
     if problems:
         raise ConfigError(problems)

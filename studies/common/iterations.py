@@ -7,7 +7,6 @@ from typing import Any
 
 from dse.errors import ConfigError
 from dse.results.run_folder import FinishedRun
-from dse.values import put
 from simulators.steps.backend import StepBackend
 from simulators.steps.design import OF_LENGTHS, StepDesign
 
@@ -31,10 +30,3 @@ def legal_base(run: FinishedRun, **sections: Any) -> StepDesign | None:
     """The same; None if it breaks a rule, too."""
     design = base(run, **sections)
     return None if design is None or StepBackend().problems(design) else design
-
-
-def at(design: StepDesign, values: Mapping[str, Any]) -> StepDesign:
-    """Return a design with numbers, or arrays, set by dotted path."""
-    for path, value in values.items():
-        design = put(design, path, value)
-    return design

@@ -40,7 +40,6 @@ RULE = Path(__file__).with_name("rule.yaml")
 TIE, NEAR = 1e-9, 0.02
 """Shares by which a makespan may be longer than the best one and still be the best, or near it."""
 Node = Mapping[str, Any]
-_OVERLAPPED = ("uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d", "uniform_fused_2d")
 _KINDS = {
     f"{start}_{compute}_{shape}": f"{shape} {start[0]}{compute[0]}"
     for shape in ("1d", "2d")
