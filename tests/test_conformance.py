@@ -25,12 +25,12 @@ from dse.plugins import available
 from dse.testing import check_backend
 from dse.values import put
 from simulators.costs.gemm import GemmShape, WaveGemms, gemm_cost
+from simulators.engines.event import fair_rates
 from simulators.hardware.machine import tree_of
 from simulators.hardware.network import links
 from simulators.overlap.design import OverlapDesign
 from simulators.overlap.metrics import METRICS, RELATIONS
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
-from simulators.taskgraph.max_min_fairness import fair_rates
 from simulators.taskgraph.symmetry import patterns, reduce_graph
 from simulators.taskgraph.timeline import Timeline
 from tests import iterations, test_external, test_functions, toy

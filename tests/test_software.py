@@ -16,8 +16,7 @@ from simulators.costs.expert_exchange import RoutedTokens, kernel_seconds
 from simulators.steps.backend import StepBackend, iteration
 from simulators.steps.blocks import model_weights
 from simulators.workloads.model_zoo import model_tree, option_tree
-from studies.plan.frameworks import tool_facts
-from studies.plan.stacks import defaults_of, measured_line, software_line, stack_words
+from studies.plan.stacks import defaults_of, measured_line, software_line, stack_words, tool_facts
 from tests.iterations import metrics, step
 from tests.support import shipped
 from validation.plan_matrix import LIMIT_S, answers, questions

@@ -30,7 +30,7 @@ from simulators.hardware.machine import Gpu, reads
 from simulators.hardware.parts import Precision
 from simulators.hardware.pim import Format, InstructionSet
 from simulators.steps.blocks import model_blocks
-from simulators.steps.conditions import condition_of
+from simulators.steps.choices import condition_of
 from simulators.steps.contention import ContendedPlatform
 from simulators.steps.design import (
     OPTIONAL,

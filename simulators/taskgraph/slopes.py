@@ -132,7 +132,7 @@ class _FairRates:
         return self.solved[key]
 
     def _fair(self, count: NDArray[np.intp]) -> _Dual:
-        """Weighted max-min fair rates, priority after priority (see `simulators.taskgraph.max_min_fairness`)."""
+        """Weighted max-min fair rates, priority after priority (see `simulators.engines.event`)."""
         rate = _Dual.zeros(count.size, self.alike.size)
         cap, exhausted = self._caps(count), np.zeros(len(self.graph.resources), np.bool_)
         # counts do not change along a direction

@@ -35,11 +35,10 @@ from studies.plain import Plain
 from studies.plan.certainty import as_decided, decide
 from studies.plan.fitting import does_not_fit
 from studies.plan.flips import Uncertain
-from studies.plan.frameworks import tool_facts, ways
 from studies.plan.judged import answer as judgement
 from studies.plan.judged import decide_given, given_plan, is_judged, judgements, times_figure
 from studies.plan.plan_file import all_leaves, check_plan, read_plan
-from studies.plan.stacks import measured_line, named, software_line, stack_words
+from studies.plan.stacks import measured_line, named, software_line, stack_words, tool_facts, ways
 from studies.plan.step_plan import MEMORY, SITE_PATHS, TIME, StepPlan, alone_rows, plans, rates_of_a_gpu
 from studies.plan.stored_weights import stored_line
 
