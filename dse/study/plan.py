@@ -19,7 +19,7 @@ from dse.results.pareto import Contest
 from dse.search import Goal, SearchQuestion, method
 from dse.space import Knob, Space, get_path
 from dse.store.contract import Context
-from dse.study.settings import SECTIONS, Budget, Settings, Study
+from dse.study.settings import MOST_TRIALS, SECTIONS, Budget, Settings, Study
 from dse.values import LABELS, Memo
 
 if TYPE_CHECKING:
@@ -207,7 +207,8 @@ def _is_design(backend: Backend, tree: Tree) -> bool:
 def _plan_beside(planned: Plan, name: str, spaces: Mapping[str, Space], **changes: Any) -> Plan:
     """The plan of all points of other spaces than the study's. changes: of the study's settings."""
     study = planned.settings.study.model_copy(update={"name": f"{planned.settings.study.name}.{name}", **changes})
-    budget = Budget(trials=max(1, *(space.size() or 1 for space in spaces.values())))  # large enough to enumerate
+    # large enough to enumerate; a probe beyond the largest budget, as of a knob of a million values, is searched
+    budget = Budget(trials=min(MOST_TRIALS, max(1, *(space.size() or 1 for space in spaces.values()))))
     # winners of a probe are of no interest
     settings = planned.settings.model_copy(update={"study": study, "budget": budget, "timeline": False})
     knobs = next(iter(spaces.values())).knobs

@@ -91,10 +91,13 @@ class Study(Frozen):
     answer: Answer = Answer()
 
 
+MOST_TRIALS = 10_000_000
+
+
 class Budget(Frozen):
     """The `budget` group. trials: distinct points per scenario."""
 
-    trials: Annotated[Integer, Field(ge=1, le=10_000_000)]
+    trials: Annotated[Integer, Field(ge=1, le=MOST_TRIALS)]
 
 
 def _tracking_uri(uri: str) -> str:
