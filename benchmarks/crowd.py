@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from dse.backend import Results
-from dse.store.contract import Context
-from dse.store.result_rows import Fresh
+from dse.store.contract import Context, Fresh
 from dse.store.result_store import Store
 from dse.store.session import Hold, StoreSession
 from tests.campaigns.postgres import Server

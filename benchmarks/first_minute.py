@@ -25,8 +25,7 @@ from functools import partial
 from pathlib import Path
 
 from dse import plugins
-from dse.config.options import conf_dir, list_options
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import conf_dir, list_options, load_yaml
 from dse.results.published import values_of
 
 ANSWER = "in short:"

@@ -19,7 +19,7 @@ from simulators.costs.convolution import convolution
 from simulators.costs.gemm import GemmShape, gemm_cost
 from simulators.costs.gemm.fitted import FittedGemms
 from simulators.costs.recurrent import recurrent
-from simulators.costs.streaming import elementwise, embedding
+from simulators.costs.streaming import streaming_cost
 from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
 
@@ -43,8 +43,7 @@ def cases() -> Mapping[str, Callable[[], object]]:
     return {
         "gemm": lambda: gemm_cost(chip, GemmShape(m, n, k, transposed_a=transposed)),
         "batched_gemm": lambda: gemm_cost(chip, GemmShape(m, n, k, batch=16)),
-        "elementwise": lambda: elementwise(chip, m * n),
-        "embedding": lambda: embedding(chip, m, n, pooled=64),
+        "elementwise": lambda: streaming_cost(chip, 12 * m * n, flop=2 * m * n),
         "recurrent_3_passes": lambda: recurrent(chip, 4, m, n, 50),
         "convolution_3_passes_4_algorithms": lambda: convolution(chip, layer),
         "all_reduce": lambda: collective_cost("all_reduce", "ring", m * n, group),

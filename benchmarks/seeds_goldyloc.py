@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.gallery import run
 from dse.results.claims import judge
-from dse.results.finished_run import FinishedRun
+from dse.results.run_folder import FinishedRun
 from dse_papers.goldyloc import STUDY as GOLDYLOC
 from dse_workgroups.arrival_study import gains, seconds_by_policy
 from dse_workgroups.fused_study import fused_within

@@ -173,7 +173,7 @@ def result(run: str | Path, output_dir: str | Path = "outputs") -> StudyResult:
 
     Raises dse.errors.ConfigError where there is none.
     """
-    from dse.results.finished_run import FinishedRun
+    from dse.results.run_folder import FinishedRun
     from dse.results.study_result import StudyResult
 
     return StudyResult(FinishedRun.find(Path(output_dir), str(run)).folder)

@@ -163,7 +163,7 @@ def _asks_for_several(words: Sequence[str]) -> bool:
         return False
     if words[0] != "run" and "=" not in words[0] and not plugins.command_of_study(words[0]):
         return False
-    from dse.config.sweeps import names_several
+    from dse.config.expansion import names_several
 
     return has_flag or any(names_several(word, plugins.declarations("GROUPS")) for word in lists)
 
@@ -171,7 +171,7 @@ def _asks_for_several(words: Sequence[str]) -> bool:
 def _run_each(words: Sequence[str]) -> int:
     """Run a study for each combination of several values, and print one table of all; the most serious exit code."""
     from dse.config.compose import check_foreign
-    from dse.config.sweeps import each_run
+    from dse.config.expansion import each_run
 
     name = plugins.command_of_study(words[0])
     typed = list(words[1:]) if name else _named_study(words)

@@ -13,17 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dse.evaluation.evaluators import evaluator_kind
-from dse.evaluation.signals import SignalInterrupt, Stop, stoppable
+from dse.evaluation.workers import SignalInterrupt, Stop, stoppable
 from dse.results import provenance, report
 from dse.results.answer import answer, claims_line, table_of_runs, write_answer
 from dse.results.decisions import decisions
 from dse.results.run_folder import Outputs
 from dse.results.selection import Selection
 from dse.store.contract import Context, Session, StorelessSession
-from dse.study.drawing import FigureWorkers
 from dse.study.influence import check_typed
 from dse.study.plan import Plan
-from dse.study.record import evaluate_probes, write_files, write_provenance
+from dse.study.record import FigureWorkers, evaluate_probes, write_files, write_provenance
 from dse.study.run import FAILED, Findings, Support
 from dse.study.run import run as search
 

@@ -56,7 +56,7 @@ LOOKS = {
     "go_kernels": ("GO kernels", "vermillion", "8"),
     "best_tiles": ("best tiles", "green", "<"),
 }
-"""Schedule, or choice of its knobs -> its label, colour and marker in figures (`dse.plots.palette`), baselines grey."""
+"""Schedule, or choice of its knobs -> its label, colour and marker in figures (`dse.plots.labels`), baselines grey."""
 
 WORDS = {
     "schedule.name": "schedule",

@@ -1,4 +1,25 @@
-"""Costs of the GEMM chunks of `search_spaces/pipeline.py`, alone and beside transfers, and their contention laws."""
+"""Costs of the GEMM chunks of `search_spaces/pipeline.py`, alone and beside transfers, and their contention laws.
+
+`piece_bound`: the least makespan of a GEMM and a collective, over all schedules that cut them into pieces.
+
+Pieces of the GEMM are kernels of the library, one at a time; data moves by DMA engines, by kernels on CUs, or by both
+at once, in pieces of any size. With G: least time of the GEMM (`simulators.costs.gemm.least`), V: bytes over the links,
+and for all that may happen at once, a: the time g_a of the whole GEMM beside it and the bytes per second v_a of it, a
+schedule spends its time on some of these, so for every price z [s/byte] up to 1 / (what the links carry)
+
+    T >= z V + min over a of g_a (1 - z v_a) + head (1 - s) + tail
+
+    alone    g = G, v = 0                            DMA      g = f G, v: the rate of its engines, slowed (less where
+                                                              CUs may be withheld)
+    CUs      g: the larger of the GEMM on the CUs that c kernels leave, and slowed beside them; v: as c CUs fill links
+    both     g slowed by both; v: the sum, but no more than the links carry
+
+which is Lagrangian duality; the bound is the largest over z. head: set-up of a transfer, in which the GEMM may run;
+s: the least of g_a (1 - z v_a) / g over alone and DMA, which no piece exceeds.
+tail: launch of the last piece, which waits for the last byte (a GEMM that comes first: launch of the first one). No
+schedule gets below V over the links, or the least HBM traffic over the HBM's rate, either. Proofs, for the contention
+laws of `search_spaces.pipeline`: docs/explanation/bounds.md.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +28,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
+from dse.values import leaves
 from simulators.costs.gemm import (
     GemmCost,
     Gemms,
@@ -19,11 +41,28 @@ from simulators.costs.gemm import (
     gemms_of,
     waves_as_fast,
 )
-from simulators.costs.transfer import Mover, beside_engines, late_start_s
+from simulators.costs.gemm.least import LeastTime, least_linear, least_time
+from simulators.costs.transfer import (
+    Mover,
+    TransferMode,
+    beside_engines,
+    kernel_share,
+    late_start_s,
+    library_cus,
+    library_s,
+    routes,
+    setup,
+    slowed_beside_gemm,
+)
 from simulators.hardware.machine import System
+from simulators.hardware.network import Route, links
 from simulators.hardware.parts import Tile
-from simulators.workloads.operators import Gemm
+from simulators.overlap.design import Bound
+from simulators.workloads.operators import Gemm, Overlap, Workload
 
+Floats = NDArray[np.float64]
+_PRICES = 33  # of a byte, of which the best is taken
+_BINDS = ("links", "GEMM", "HBM", "GEMM and links, and their contention")
 _Size = tuple[ArrayLike, ArrayLike, ArrayLike]
 
 
@@ -161,3 +200,175 @@ class LawGroups:
     def items(self) -> list[tuple[str, ContentionLaw]]:
         """Pairs (group, law) of all groups."""
         return list(self._groups.values())
+
+
+def piece_bound(system: System, workload: Workload) -> Bound:
+    """The bound of all schedules of the GEMM and the collective of a workload, over the grid of the numbers."""
+    pieces = _Pieces(system, workload.overlap())
+    parts = [pieces.link_s, pieces.gemm_s, pieces.hbm_s, pieces.beside_s()]
+    stacked = np.stack(np.broadcast_arrays(*parts))
+    return Bound(stacked.max(axis=0), np.argmax(stacked, axis=0), _BINDS)
+
+
+@dataclass(frozen=True)
+class _ConcurrentWork:
+    """What may happen at once: time of the whole GEMM beside it [s], and bytes per second; arrays."""
+
+    gemm_s: Floats
+    rate: Floats
+
+    def priced(self, price: Floats) -> Floats:
+        """Time of the whole GEMM less the price of all bytes that move beside it."""
+        return np.asarray(self.gemm_s * (1 - price * self.rate))
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    system: System
+    overlap: Overlap
+
+    @cached_property
+    def _axes(self) -> int:
+        """Number of axes of the grid that arrays broadcast over."""
+        moved = self.overlap.collective
+        numbers = (*(value for _, value, _ in leaves(self.system)), *self._size, moved.rows, moved.cols)
+        return max((number.ndim for number in numbers if isinstance(number, np.ndarray)), default=0)
+
+    @cached_property
+    def gemm_s(self) -> Floats:
+        """Least time of the GEMM and a launch [s]."""
+        return np.asarray(self._least.seconds + self._launch_s)
+
+    @cached_property
+    def link_s(self) -> Floats:
+        """Least time of the collective, with the head and the tail [s]."""
+        return np.asarray(self._crossed / self._capacity + self._head_s + self._tail_s)
+
+    @property
+    def hbm_s(self) -> Floats:
+        """Time of the least traffic: operands, outputs, and what is sent and received [s]."""
+        traffic = GemmShape(*self._size).least_bytes(self._gpu("dma").element_bytes) + 2 * self._received
+        return np.asarray(traffic / np.asarray(self.system.gpu.hbm_bytes_per_s, float))
+
+    def beside_s(self) -> Floats:
+        """Least time by prices of a byte [s]."""
+        dma, least, kernels = self._dma, self._least, self._kernels
+        both = _ConcurrentWork(
+            kernels.gemm_s * (dma.gemm_s / least.linear), np.minimum(dma.rate + kernels.rate, self._capacity)
+        )
+        price = self._prices(np.asarray((1 - least.linear / dma.gemm_s) / dma.rate))
+        slower = np.minimum(1.0, dma.priced(price) / least.linear)
+        # along the second axis the CUs of kernels
+        linear = np.minimum(*(beside.priced(price[:, None]).min(axis=1) for beside in (kernels, both)))
+        share, of_share = (np.expand_dims(part, 1) for part in least.shares(self._axes))  # the second axis is of prices
+        mixed = (of_share * slower + (1 - share) * linear).min(axis=0, initial=np.inf)  # there may be no shares
+        gemm_s = np.minimum(np.minimum(least.seconds * slower, linear), mixed)
+        idle = self._head_s * (1 - slower)
+        return np.asarray((price * self._crossed + gemm_s + idle + self._tail_s).max(axis=0, initial=0.0))
+
+    def _prices(self, kink: Floats) -> Floats:
+        """Prices of a byte along a first axis: evenly up to what the links carry, and where a bound has its kink."""
+        most = 1 / self._capacity
+        even = np.linspace(0, 1, _PRICES).reshape(-1, *(1,) * self._axes) * most
+        last = np.minimum(kink, most)[None]
+        shape = np.broadcast_shapes(even.shape[1:], last.shape[1:])
+        return np.concatenate([np.broadcast_to(part, (len(part), *shape)) for part in (even, last)])
+
+    # ---------------------------------------------------------------- the GEMM
+
+    @property
+    def _size(self) -> tuple[Any, Any, Any]:
+        return self.overlap.gemm.m, self.overlap.gemm.local_n, self.overlap.gemm.local_k
+
+    def _gpu(self, mover: Mover) -> Gemms:
+        return ChunkCosts(self.system, self.overlap.gemm, mover, None).gpu
+
+    @property
+    def _cut_columns(self) -> bool:
+        return self.overlap.order == "after"
+
+    @cached_property
+    def _least(self) -> LeastTime:
+        return least_time(self._gpu("dma"), self._size, cut_columns=self._cut_columns)
+
+    @cached_property
+    def _launch_s(self) -> Floats:
+        return np.asarray(self._gpu("dma").launch_s, float)
+
+    @property
+    def _tail_s(self) -> Any:
+        return 0.0 if self.overlap.order == "beside" else self._launch_s
+
+    # ---------------------------------------------------------------- the collective
+
+    @cached_property
+    def _routes(self) -> list[Route]:
+        return routes(self.system.node, self.overlap.collective.pattern)
+
+    @cached_property
+    def _received(self) -> Any:
+        """Bytes that a GPU receives, of an all-reduce both ways; the mean over GPUs with unequal shards."""
+        moved, count = self.overlap.collective, self.system.node.num_gpus
+        passes = 2.0 if moved.pattern == "all_reduce" else 1.0
+        payload = np.asarray(moved.element_bytes * passes * moved.cols, float)
+        return payload * (moved.rows - -(-np.asarray(moved.rows) // count))
+
+    @cached_property
+    def _crossed(self) -> Floats:
+        """V: bytes on all incoming links of a GPU."""
+        load = sum(sum(route.loads.values()) for route in self._routes)
+        return np.asarray(self._received * load / len(self._routes))
+
+    @cached_property
+    def _capacity(self) -> Floats:
+        """Rate of all incoming links of a GPU [bytes/s]."""
+        return np.asarray(sum(np.asarray(rate, float) for rate in links(self.system.node).values()))
+
+    @cached_property
+    def _head_s(self) -> Floats:
+        """Set-up of a transfer by the mover that is set up soonest [s]."""
+        movers: tuple[Mover, Mover] = ("dma", "cu")
+        times = [np.asarray(setup(self.system, by=self._mode(mover, 1)), float) for mover in movers]
+        return np.asarray(np.minimum(*times))
+
+    def _mode(self, mover: Mover, cus: Any) -> TransferMode:
+        return TransferMode(mover, cus, self.overlap.collective.pattern)
+
+    @cached_property
+    def _dma(self) -> _ConcurrentWork:
+        """The GEMM beside DMA engines, as linear in the rows."""
+        dma, num_links = self.system.gpu.dma, len(links(self.system.node))
+        engine = np.asarray(dma.bytes_per_s, float)
+        rate = np.minimum(
+            self._capacity, engine * min(dma.num_engines, num_links * max(1, dma.num_engines // num_links))
+        )
+        gpu, least = self.system.gpu, self._least.linear
+        if self.overlap.order != "beside":  # whose schedules withhold no CUs
+            slow = beside_engines(gpu, withheld=0)
+            return _ConcurrentWork(np.asarray(least / slow), np.asarray(rate * slow))
+        withheld = np.arange(int(np.min(gpu.num_cus))).reshape(-1, *(1,) * self._axes)
+        granted = least_linear(self._gpu("dma"), self._size, taken=withheld, cut_columns=self._cut_columns)
+        slowed = granted / beside_engines(gpu, withheld=withheld)
+        return _ConcurrentWork(np.minimum(slowed.min(axis=0), granted[-1]), np.asarray(rate))
+
+    @cached_property
+    def _kernels(self) -> _ConcurrentWork:
+        """The GEMM beside kernels on 1 to as many CUs as the library takes, along a first axis."""
+        system, static = self.system, self.system.gpu.gemm.assignment == "static"
+        library = np.asarray(library_cus(system, self.overlap.collective.pattern))
+        full, interference = self._least.linear, np.asarray(system.gpu.contention.gemm_beside_cus, float)
+        num_cus = np.asarray(system.gpu.num_cus)
+        most = int(np.min([np.max(library), np.max(num_cus) - 1]))
+        cus = np.minimum(np.arange(1, most + 1).reshape(-1, *(1,) * self._axes), np.minimum(library, num_cus - 1))
+        granted = least_linear(self._gpu("cu"), self._size, taken=cus, cut_columns=self._cut_columns)
+        # of a kernel that was launched first, the last workgroups lose no CUs
+        least = full if self.overlap.order == "beside" else granted
+        gemm_s = np.maximum(least, interference * full) if static else interference * granted
+        gemm_s = np.broadcast_to(gemm_s, np.broadcast_shapes(np.shape(gemm_s), granted.shape))
+        mode, active = self._mode("cu", cus), self._routes
+        if library_s(system, self._received, by=mode) is not None:  # measured: as fast as the links at most
+            rate = np.broadcast_to(self._capacity, np.broadcast_shapes(cus.shape, self._capacity.shape))
+        else:
+            carried = self._capacity * system.gpu.cu_copy.link_efficiency
+            rate = carried * kernel_share(system, mode, self._capacity) * slowed_beside_gemm(system, active, by=mode)
+        return _ConcurrentWork(np.asarray(gemm_s), np.asarray(rate))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
-from dse.errors.rules import Rule
+from dse.space.blocks import Rule
 from dse.values import knob
 from dse.values.units import Integer
 from search_spaces.comm_knobs import CommEngineKnobs
@@ -107,16 +107,11 @@ class ChunkedSchedule(CommEngineKnobs):
                 line.compute.gemm(f"gemm {index}{name}", self._size(line, part, index), overlapped=index > 0)
                 for name, part in ({"": [*peers, *local]} if self.compute == "fused" else parts).items()
             ]
-            self._add(line, waiting, keep=1)
+            line.add(waiting, keep=1)
             waiting.append(line.comm.step(f"piece {index}", self._amounts(line, index), after=gemms[: len(peers)]))
         if self.local_shard_first:
             line.compute.gemm("gemm local", (line.shard_rows(0), line.op.local_n, line.op.local_k))
-        self._add(line, waiting, keep=0)
-
-    def _add(self, line: Pipeline, waiting: list[list[int]], keep: int) -> None:
-        """Add the pieces that DMA engines moved, except for the last `keep`, which are still in flight."""
-        while line.comm.adds and len(waiting) > keep:
-            line.compute.reduce("reduce", waiting.pop(0))
+        line.add(waiting, keep=0)
 
     def _amounts(self, line: Pipeline, index: int) -> list[tuple[Route, Any]]:
         """Bytes of piece `index` of each peer's shard."""

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from pydantic import Field
 
 from dse.errors import ConfigError
-from dse.errors.rules import Rule
+from dse.space.blocks import Rule
 from dse.values import knob
 from dse.values.units import Integer, Number, Seconds
 from simulators.costs.transfer import CommEngine, Mover, library_cus
@@ -79,7 +79,7 @@ class CommEngineKnobs(ScheduleKnobs):
 
     def bound(self, system: System, workload: Workload) -> Bound | None:
         """The bound of all schedules by pieces; None where one kernel computes all pieces."""
-        from search_spaces.bounds import piece_bound  # with costs, which no check of a value needs
+        from search_spaces.chunk_costs import piece_bound  # with costs, which no check of a value needs
 
         return None if self.kernel is not None else piece_bound(system, workload)
 

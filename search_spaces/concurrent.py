@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from dse.errors.rules import Rule
+from dse.space.blocks import Rule
 from dse.values import knob, put
 from dse.values.units import Integer
 from search_spaces.comm_knobs import CommEngineKnobs

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dse.errors.rules import Rule
+from dse.space.blocks import Rule
 from search_spaces.comm_knobs import memory_rules
 from search_spaces.fused_knobs import FusedKnobs, issue_order, partners, remote_chunks
 from search_spaces.persistent import FusedLowering

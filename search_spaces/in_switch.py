@@ -3,7 +3,7 @@
 A workgroup that has stored its tile raises a flag; once all GPUs have raised it, the GPU whose share the tile is orders
 the switch to add the GPUs' parts and to store the sum at each of them. So the all-reduce of a wave of tiles runs beside
 the next waves. With W waves of t seconds each (tiles over CUs, rounded up) and A(x) = B x (1 + 1 / n) / r the time of a
-share x of the tensor of B bytes at the switch (`simulators.costs.protocols.in_switch_seconds`):
+share x of the tensor of B bytes at the switch (`simulators.costs.transfer.in_switch_seconds`):
 
     T = max(W t, t + A(1 - x)) + A(x) + l + o       x: share of the tiles in the last wave
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import Field
 
-from dse.errors.rules import Rule
+from dse.space.blocks import Rule
 from dse.values.units import Number, Seconds
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.pipeline import Pipeline

@@ -83,6 +83,11 @@ class Pipeline:
         self._movers.append(Means(self.system, mode, self.routes, costs, LawGroups(name)))
         return len(self._movers) - 1
 
+    def add(self, waiting: list[list[int]], *, keep: int) -> None:
+        """Add what DMA engines moved, except for the last `keep` steps, which are still in flight."""
+        while self.comm.adds and len(waiting) > keep:
+            self.compute.reduce("reduce", waiting.pop(0))
+
     def build(self) -> TaskGraph:
         """Build the graph, with the contention laws between GEMM chunks and transfers of a GPU, and the host's work."""
         if np.any(np.asarray(self._knobs.host_s) > 0):

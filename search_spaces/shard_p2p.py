@@ -45,7 +45,7 @@ class ShardP2P(CommEngineKnobs):
             moved = [(route, line.payload(line.shard_rows(route.peer), line.collective.cols))]
             if reduces:
                 produced = self._gemm(line, f"gemm {index}", route.peer, overlapped=index > 1)
-                self._add(line, waiting, keep=1)
+                line.add(waiting, keep=1)
                 waiting.append(line.comm.step(f"shard {index}", moved, after=[produced]))
             else:
                 last = index == len(line.routes)
@@ -53,7 +53,7 @@ class ShardP2P(CommEngineKnobs):
                 self._gemm(line, f"gemm {index}", route.peer, after=arrived, overlapped=not last)
         if reduces:
             self._gemm(line, "gemm local", 0)
-            self._add(line, waiting, keep=0)
+            line.add(waiting, keep=0)
         return line.build()
 
     def _gemm(
@@ -61,11 +61,6 @@ class ShardP2P(CommEngineKnobs):
     ) -> int:
         size = (line.shard_rows(peer), line.op.local_n, line.op.local_k)
         return line.compute.gemm(label, size, after=after or [], overlapped=overlapped)
-
-    def _add(self, line: Pipeline, waiting: list[list[int]], keep: int) -> None:
-        """Add the shards that DMA engines moved, except for the last `keep`, which are still in flight."""
-        while line.comm.adds and len(waiting) > keep:
-            line.compute.reduce("reduce", waiting.pop(0))
 
 
 SCHEDULE = ShardP2P

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import Field
 
-from dse.errors.rules import Rule
+from dse.space.blocks import Rule
 from dse.values import knob
 from dse.values.units import Integer, Number
 from search_spaces.chunk_costs import tiles_of

@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from dse.errors.rules import Rule
+from dse.space.blocks import Rule
 from dse.values import knob
 from dse.values.units import Integer
 from simulators.costs.fabric import num_gpus

@@ -37,7 +37,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from dse.errors import ConfigError
-from dse.errors.rules import Rule
+from dse.space.blocks import Rule
 from dse.values import knob
 from dse.values.units import Integer, Number
 from search_spaces.comm_knobs import node_rules

@@ -13,7 +13,7 @@ LOOKS = {
     "dependency": ("dependency", "wine", "h"),
     "communication": ("communication", "violet", "*"),
 }
-"""Engine of communication, place of NICs, cause of a loss -> label, colour and marker (`dse.plots.palette`)."""
+"""Engine of communication, place of NICs, cause of a loss -> label, colour and marker (`dse.plots.labels`)."""
 
 WORDS = {
     "makespan_s": "makespan",

@@ -117,4 +117,4 @@ _CATEGORIES = {
     "C-long": ("wine", "^"),
 }
 LOOKS = {label: (label, *look) for label, look in _CATEGORIES.items()}
-"""Category of a study, in words -> its label, colour and marker in figures (`dse.plots.palette`)."""
+"""Category of a study, in words -> its label, colour and marker in figures (`dse.plots.labels`)."""

@@ -1,4 +1,4 @@
-"""Base class of studies: no published claims, and Pareto fronts as dse draws them."""
+"""Base class of studies: no published claims, and Pareto fronts as dse draws them; words of figures for all studies."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from dse.plots.labels import label
 from dse.results import claims
+from dse.results.answer import geometric_mean as geometric_mean
 from dse.results.claims import Claim, ClaimResult
-from dse.results.finished_run import FinishedRun
+from dse.results.run_folder import FinishedRun
 from dse.space import Case
 
 if TYPE_CHECKING:
@@ -74,3 +78,39 @@ class Plain:
 
 
 STUDY = Plain()
+
+
+def most_frequent(names: pd.Series[Any]) -> tuple[str, int]:
+    """The most frequent of some names, in words, and how often it is there."""
+    counts = names.astype(str).value_counts()
+    return label(str(counts.index[0])), int(counts.iloc[0])
+
+
+def capitalised(text: str) -> str:
+    """A text with its first letter as at the beginning of a sentence."""
+    return text[:1].upper() + text[1:]
+
+
+def reach(values: Any, unit: str = "", *, digits: int = 0) -> str:
+    """The least and the largest of some values: `3 to 12 %`, or the only one."""
+    numbers = np.asarray(values, float)
+    numbers = numbers[np.isfinite(numbers)]
+    low, high = (f"{number:.{digits}f}" for number in (numbers.min(), numbers.max()))
+    return (low if low == high else f"{low} to {high}") + unit  # as they are shown, not as they are
+
+
+def largest_row(rows: pd.DataFrame, column: str) -> pd.Series[Any]:
+    """The first row with the largest value of a column."""
+    row: pd.Series[Any] = rows.loc[[rows[column].idxmax()]].iloc[0]
+    return row
+
+
+def extremes(values: pd.Series[Any]) -> tuple[str, str]:
+    """Names of the least and the largest of some values."""
+    return str(values.idxmin()), str(values.idxmax())
+
+
+def best_rows(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """Row with the least makespan of each group."""
+    least: pd.DataFrame = rows.loc[rows.groupby(by, sort=False, observed=True)["makespan_s"].idxmin()]
+    return least

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from dse.results.finished_run import FinishedRun
 from dse.results.published import PublishedFigure
+from dse.results.run_folder import FinishedRun
 from studies.plain import Plain
 from studies.t3 import STUDY as T3
 

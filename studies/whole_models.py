@@ -10,8 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dse.plots import Axis, Draw, FigureSheet, Frame, fronts, tables
-from studies.common.sentences import geometric_mean
-from studies.plain import Plain
+from studies.plain import Plain, geometric_mean
 
 if TYPE_CHECKING:
     import pandas as pd

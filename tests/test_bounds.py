@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dse import files
 from dse.cli import main
 from dse.config import expansion
-from dse.config.sweeps import MOST_VALUES
+from dse.config.expansion import MOST_VALUES
 from dse.errors import ConfigError
 from simulators.workloads.operators import read_shapes
 
@@ -86,7 +86,7 @@ def test_the_studies_of_a_multirun_are_counted_before_they_are_listed(
 def test_a_range_has_as_many_values_as_it_is_counted_to_have(start: int, length: int, step: float) -> None:
     from hydra.core.override_parser.types import RangeSweep
 
-    from dse.config.sweeps import range_size
+    from dse.config.expansion import range_size
 
     stop = start + length if step > 0 else start - length
     sweep = RangeSweep(start=start, stop=stop, step=step)

@@ -23,7 +23,7 @@ from dse.cli import main
 from dse.config.compose import request
 from dse.config.options import plural
 from dse.errors import ConfigError
-from dse.evaluation import local
+from dse.evaluation import evaluators
 from dse.results import report
 from dse.results.claims import Claim, ClaimResult, judge, within
 from dse.results.run_folder import Outputs
@@ -346,7 +346,7 @@ def test_without_timelines_nothing_is_run_again(elsewhere: Path) -> None:
 def test_one_seed_gives_one_table_to_the_byte_for_any_number_of_jobs(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "POOL_PAYS_S", 0.0)  # so that so little work starts the workers at all
+    monkeypatch.setattr(evaluators, "POOL_PAYS_S", 0.0)  # so that so little work starts the workers at all
     words = [*SMALL, "figures=none", "simulator=event", "search=nsga2", "budget.trials=30"]
     for jobs in (1, 2):
         assert main([*words, f"executor.jobs={jobs}", f"output_dir=jobs{jobs}"]) == 0

@@ -23,7 +23,7 @@ from dse.analysis.compare import (
     made_otherwise,
 )
 from dse.cli import main
-from dse.results.finished_run import FinishedRun
+from dse.results.run_folder import FinishedRun
 from tests.swept import grid, written
 
 KNOBS = {"a.x": list(range(6)), "a.y": list(range(6))}

@@ -26,8 +26,8 @@ from dse import plugins
 from dse.backend import Batch
 from dse.cli import main
 from dse.config.compose import Request, request
+from dse.config.expansion import range_size, sweep_knob
 from dse.config.options import list_options
-from dse.config.sweeps import range_size, sweep_knob
 from dse.errors import ConfigError
 from dse.study.plan import Plan, plan
 from dse.values import content_key, keys_to_hex

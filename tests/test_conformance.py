@@ -25,12 +25,12 @@ from dse.plugins import available
 from dse.testing import check_backend
 from dse.values import put
 from simulators.costs.gemm import GemmShape, WaveGemms, gemm_cost
+from simulators.engines.event import fair_rates
 from simulators.hardware.machine import tree_of
 from simulators.hardware.network import links
 from simulators.overlap.design import OverlapDesign
 from simulators.overlap.metrics import METRICS, RELATIONS
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
-from simulators.taskgraph.max_min_fairness import fair_rates
 from simulators.taskgraph.symmetry import patterns, reduce_graph
 from simulators.taskgraph.timeline import Timeline
 from tests import iterations, test_external, test_functions, toy
@@ -386,20 +386,6 @@ def longest_path(graph: TaskGraph) -> float:
 
 
 @pytest.mark.one_in(4, 1)
-@pytest.mark.slow
-@every_engine
-@drawn(24)
-@given(schedule=st.sampled_from(DISTINCT), data=st.data())
-def test_a_run_is_repeated_to_the_bit(engine: str, schedule: str, data: st.DataObject) -> None:
-    point = design(schedule, **data.draw(points(schedule)))
-    first, second = run(engine, point), run(engine, point)
-    assert first.issued.tobytes() == second.issued.tobytes()
-    assert first.finished.tobytes() == second.finished.tobytes()
-    assert first.reason(0) == second.reason(0)
-    assert results(backend(engine), [point]) == results(backend(engine), [point])
-
-
-@pytest.mark.one_in(4, 1)
 @every_engine
 @pytest.mark.slow
 @drawn(24)
@@ -445,9 +431,16 @@ def test_a_batch_of_different_schedules_keeps_its_order(engine: str) -> None:
 @every_engine
 @drawn(40)
 @given(schedule=st.sampled_from(DISTINCT), data=st.data())
-def test_a_design_is_refused_with_a_reason_or_measured(engine: str, schedule: str, data: st.DataObject) -> None:
+def test_a_design_is_refused_with_a_reason_or_measured_and_again_so_to_the_bit(
+    engine: str, schedule: str, data: st.DataObject
+) -> None:
     point = design(schedule, **data.draw(points(schedule)))
+    first, second = run(engine, point), run(engine, point)
+    assert first.issued.tobytes() == second.issued.tobytes()
+    assert first.finished.tobytes() == second.finished.tobytes()
+    assert first.reason(0) == second.reason(0)
     (result,) = results(backend(engine), [point])
+    assert [result] == results(backend(engine), [point])
     assert result.engine == engine
     if result.status == "unsupported":
         assert len(result.reason.split()) > 2

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from dse.plots import Axis, Draw, FigureSheet, Frame, save, tables
-from dse.study.drawing import FigureWorkers
+from dse.study.record import FigureWorkers
 from dse.study.settings import Figures
 
 pytestmark = pytest.mark.slow
@@ -70,8 +70,9 @@ def test_what_cannot_be_sent_to_a_worker_or_kills_it_is_drawn_here(tmp_path: Pat
 
 
 def test_what_a_figure_raises_is_raised_once_all_others_are_drawn(tmp_path: Path) -> None:
+    figures: list[tuple[str, Draw]] = [("broken", broken), ("fine", partial(dots, "fine"))]
     with closing(FigureWorkers(Figures(name="all"))) as drawing:
-        drawing.begin(iter([("broken", broken), ("fine", partial(dots, "fine"))]), tmp_path)
+        drawing.begin(iter(figures), tmp_path)
         assert drawing.finish("toy") == 2 and (tmp_path / "fine.svg").exists()
         with pytest.raises(ValueError, match="no such axis") as raised:
             drawing.check()

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 
 from dse.backend import STATUSES, Batch, Metric, Result, Results, Status, check_results
 from dse.errors import Broken, ConfigError
-from dse.evaluation import local
+from dse.evaluation import evaluators
 from dse.evaluation.calls import BackendSpec, validate
-from dse.store.contract import StorelessSession
-from dse.store.result_rows import Fresh
+from dse.store.contract import Fresh, StorelessSession
 from dse.values import Keys
 from tests import toy
 
@@ -213,7 +212,7 @@ def test_base_designs_are_refused_with_all_their_problems_at_once() -> None:
 def test_two_jobs_are_other_processes_and_give_the_same_results_in_the_same_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(local, "POOL_PAYS_S", 0.0)  # start the workers for however little work
+    monkeypatch.setattr(evaluators, "POOL_PAYS_S", 0.0)  # start the workers for however little work
     values = [*range(40)]
     faults = [(5, "raises"), (7, "nan"), (9, "unsupported")]
     alone = results(toy.spec(*faults, batch=3), values)
@@ -229,7 +228,7 @@ def test_two_jobs_are_other_processes_and_give_the_same_results_in_the_same_orde
 def test_a_grid_goes_to_worker_processes_as_soon_as_they_pay_and_not_with_the_next_grid(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(local, "POOL_PAYS_S", 1e-6)
+    monkeypatch.setattr(evaluators, "POOL_PAYS_S", 1e-6)
     values = range(40)
     spec = toy.spec(*((value, "worker") for value in values), batch=1)
     (outcomes,) = toy.evaluate(spec, [toy.grid(values)], jobs=2)

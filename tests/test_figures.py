@@ -19,10 +19,9 @@ from dse.cli import main
 from dse.config.options import list_options
 from dse.plots import Axis, Draw, Frame, fronts, predictions, tables, timelines
 from dse.plots.canvas import MOST_PANELS, WIDTHS
-from dse.plots.quantities import log_ticks, number, scale, with_unit
+from dse.plots.labels import log_ticks, number, scale, with_unit
 from dse.results import report
-from dse.results.finished_run import FinishedRun
-from dse.results.run_folder import Outputs
+from dse.results.run_folder import FinishedRun, Outputs
 from tests.figures import overlaps
 
 SIZES = st.floats(1e-12, 1e15)

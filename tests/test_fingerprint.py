@@ -14,8 +14,8 @@ import pytest
 
 from dse import plugins
 from dse.evaluation.calls import BackendSpec
-from dse.results import fingerprint as fingerprints
-from dse.results.fingerprint import fingerprint, summarise
+from dse.results import provenance
+from dse.results.provenance import fingerprint, summarise
 from simulators.external.backend import ExternalBackend
 from tests.support import REPOSITORY
 
@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(place))
     yield place
     importlib.invalidate_caches()
-    fingerprints._place.cache_clear()
+    provenance._place.cache_clear()
     plugins.refresh()
     for name in {path.partition("/")[0].removesuffix(".py") for path in FILES}:
         sys.modules.pop(name, None)
@@ -50,7 +50,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def _now() -> str:
     plugins.refresh()
-    fingerprints._place.cache_clear()
+    provenance._place.cache_clear()
     return fingerprint("engine.core")
 
 
@@ -107,7 +107,7 @@ def test_a_number_of_a_module_counts_and_its_comments_and_docstrings_do_not(path
 
 def test_the_fingerprint_of_a_backend_covers_every_module_of_a_simulation() -> None:
     """Schedules and engines, which are loaded by name, among them."""
-    parts = fingerprints._parts(plugins.target("backend", "overlap").partition(":")[0])
+    parts = provenance._parts(plugins.target("backend", "overlap").partition(":")[0])
     for name in ("search_spaces.serial", "simulators.engines.fluid", "simulators.costs.gemm.waves"):
         assert any(part == name or part.startswith(f"{name}.") for part in parts)
     assert not any(name.startswith(("dse.study", "dse.plots", "studies")) for name in parts)

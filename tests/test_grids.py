@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dse.backend import Batch, Result
-from dse.errors.rules import Rule, problems, reasons
-from dse.space.blocks import grids
+from dse.space.blocks import Rule, grids, problems, reasons
 from dse.testing import check_screening
 from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.design import OverlapDesign

@@ -14,7 +14,7 @@ from dse.cli import main
 from dse.config.compose import request
 from dse.config.options import list_options
 from dse.errors import ConfigError, Problems
-from dse.errors.rules import problems
+from dse.space.blocks import problems
 from dse.study.plan import plan
 from simulators.hardware import machine
 from simulators.hardware.device import Device

@@ -13,8 +13,7 @@ from dse.config.options import list_options
 from dse.errors import ConfigError
 from simulators.steps.backend import StepBackend, metrics_of
 from simulators.steps.design import StepDesign
-from simulators.steps.implementation_list import list_implementations
-from simulators.steps.implementations import GROUP, Mode, implementation
+from simulators.steps.implementations import GROUP, Mode, implementation, list_implementations
 from simulators.steps.sites import SITES, read_schedule
 from tests.support import shipped
 

@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from dse import plugins
-from dse.config.options import list_options
-from dse.config.yaml_checks import accidents, unreadable
+from dse.config.options import accidents, list_options, unreadable
 from simulators.hardware.machine import System
 from simulators.hardware.system import ScheduleSystem
 from simulators.steps.sites import SITES

@@ -17,7 +17,7 @@ from dse.results.run_folder import Outputs
 from dse.values import AtLeast, AtMost
 from simulators.hardware.machine import tree_of
 from simulators.steps.backend import StepBackend, iteration, metrics_of
-from simulators.steps.conditions import CONDITIONS
+from simulators.steps.choices import CONDITIONS
 from simulators.steps.layouts import Layout, LayoutQuestion, LayoutSection, usual
 from simulators.steps.sites import SITES
 from simulators.workloads.model_zoo import model_tree, option_tree

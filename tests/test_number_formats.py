@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from simulators.hardware.number_formats import Format
+from simulators.hardware.pim import Format
 from tests.support import shipped
 
 FORMATS = {name: Format.model_validate(tree) for name, tree in shipped("format").items()}

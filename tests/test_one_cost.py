@@ -14,7 +14,7 @@ from dse.config.options import list_options
 from dse.values import has_axis, leaves, put
 from simulators.costs.collective import collective_cost, machine_ring
 from simulators.costs.gemm import GemmShape, gemms_of, waves_as_fast
-from simulators.costs.protocols import protocol_seconds
+from simulators.costs.transfer import protocol_seconds
 from simulators.hardware.device import Device
 from simulators.hardware.machine import System, tree_of
 from simulators.hardware.network import CollectiveLibrary, links

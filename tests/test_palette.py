@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dse.config.options import list_options
-from dse.plots.palette import COLOURS, MARKERS, declared, looks
+from dse.plots.labels import COLOURS, MARKERS, declared, looks
 
 VISION = {  # Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as it is seen
     "normal": np.eye(3),
@@ -77,6 +77,6 @@ def test_no_two_names_of_a_figure_have_colour_and_marker_in_common(names: list[s
 
 @pytest.mark.slow
 def test_the_palette_is_read_without_a_drawing_library() -> None:
-    code = "import sys; from dse.plots.palette import looks; looks(['serial']); print('matplotlib' in sys.modules)"
+    code = "import sys; from dse.plots.labels import looks; looks(['serial']); print('matplotlib' in sys.modules)"
     done: Any = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

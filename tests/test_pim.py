@@ -12,8 +12,7 @@ from pydantic import ValidationError
 
 from dse.space import set_path
 from dse.values import put
-from simulators.hardware.number_formats import Format
-from simulators.hardware.pim import Direction, InstructionSet, Pim, commands_per_word
+from simulators.hardware.pim import Direction, Format, InstructionSet, Pim, commands_per_word
 from simulators.hardware.system import ScheduleSystem
 from tests.support import backend, design_tree, results, shipped
 

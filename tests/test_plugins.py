@@ -6,8 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -25,7 +24,7 @@ from dse.results import provenance
 from dse.study.plan import plan
 from dse.values import Frozen
 from tests.support import CONF, ENGINES, REPOSITORY
-from tests.toy import distribution
+from tests.toy import distribution, on_path
 
 
 class Point(Frozen):
@@ -241,21 +240,6 @@ def test_what_a_backend_may_offer_has_a_default() -> None:
 # In this process
 
 
-@contextmanager
-def installed(site: Path) -> Iterator[None]:
-    """While it lasts, the distributions of a folder are installed in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(site))
-        plugins.refresh()
-        try:
-            yield
-        finally:
-            for name in [path.stem for path in site.glob("*.py")]:
-                sys.modules.pop(name, None)
-            patch.undo()
-            plugins.refresh()
-
-
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -278,7 +262,7 @@ def test_a_plug_in_that_cannot_be_imported_is_refused_by_the_name_of_its_distrib
 ) -> None:
     site = write(elsewhere / "site", broken_engine=text)
     distribution(site, "toybox", simulators="toy = broken_engine")
-    with installed(site):
+    with on_path(site):
         assert main([*RUN, "schedule=serial", "--config-dir=conf"]) == 2
         message = capsys.readouterr().err
     assert "toybox" in message
@@ -293,7 +277,7 @@ def test_a_plug_in_whose_module_is_not_there_is_refused_by_the_name_of_its_distr
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     distribution(elsewhere / "site", "toybox", simulators="toy = not_there")
-    with installed(elsewhere / "site"):
+    with on_path(elsewhere / "site"):
         assert main([*RUN, "schedule=serial", "--config-dir=conf"]) == 2
     assert "toybox" in capsys.readouterr().err
 
@@ -304,7 +288,7 @@ def test_a_module_without_the_plug_in_is_refused_with_those_that_have_one(
 ) -> None:
     site = write(elsewhere / "site", empty_engine="")
     distribution(site, "toybox", simulators="toy = empty_engine")
-    with installed(site):
+    with on_path(site):
         assert main([*RUN, "schedule=serial", "--config-dir=conf"]) == 2
     message = capsys.readouterr().err
     assert "simulator.engine = 'toy': is in empty_engine, which has no ENGINE (define it there; " in message
@@ -315,7 +299,7 @@ def test_a_module_without_the_plug_in_is_refused_with_those_that_have_one(
 def test_a_broken_plug_in_that_nobody_asked_for_stops_no_study(elsewhere: Path) -> None:
     site = write(elsewhere / "site", broken_engine="1 / 0")
     distribution(site, "toybox", simulators="broken = broken_engine")
-    with installed(site):
+    with on_path(site):
         assert plan(request(["schedule=serial"])).spaces
 
 
@@ -324,7 +308,7 @@ def test_two_plug_ins_of_one_name_are_refused_naming_both(elsewhere: Path, capsy
     site = write(elsewhere / "site", one_engine=ENGINE, other_engine=ENGINE)
     distribution(site, "toybox", simulators="toy = one_engine")
     distribution(site, "lookalike", simulators="toy = other_engine")
-    with installed(site):
+    with on_path(site):
         assert main([*RUN, "schedule=serial", "--config-dir=conf"]) == 2
     message = capsys.readouterr().err
     assert "toybox" in message
@@ -335,7 +319,7 @@ def test_two_plug_ins_of_one_name_are_refused_naming_both(elsewhere: Path, capsy
 def test_a_plug_in_may_not_take_the_name_of_a_shipped_one(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     site = write(elsewhere / "site", my_engine=ENGINE)
     distribution(site, "toybox", simulators="event = my_engine")
-    with installed(site):
+    with on_path(site):
         assert main([*RUN[:-1], "schedule=serial", "simulator=event"]) == 2
     message = capsys.readouterr().err
     assert "simulators.engines.event" in message
@@ -346,7 +330,7 @@ def test_a_plug_in_is_seen_after_a_refresh_and_gone_after_it_left(elsewhere: Pat
     site = write(elsewhere / "site", my_engine=ENGINE)
     distribution(site, "toybox", simulators="toy = my_engine")
     assert "toy" not in plugins.names("engine")
-    with installed(site):
+    with on_path(site):
         assert "toy" in plugins.names("engine")
         assert set(plugins.available("engine")) >= {"toy", *ENGINES}
         assert plugins.load("engine", "toy").batch == 64
@@ -360,7 +344,7 @@ def test_a_plug_in_that_was_replaced_is_used_in_its_new_form_after_a_refresh(els
     for version in ("1", "2"):
         site = write(elsewhere / version, new_engine=ENGINE.replace('version = "1"', f'version = "{version}"'))
         distribution(site, "toybox", simulators="renewed = new_engine")
-        with installed(site):
+        with on_path(site):
             versions.append(BackendSpec("overlap", (("engine", "renewed"),)).make().version)
     assert versions[0] != versions[1]
 
@@ -380,7 +364,7 @@ def test_a_plug_in_that_fails_on_every_design_is_told_point_by_point(
     }
     site = write(elsewhere / "site", **texts)
     distribution(site, "toybox", simulators=f"hot_{module} = my_engine", search_spaces="toy = my_schedule")
-    with installed(site):
+    with on_path(site):
         assert main([*RUN, *SPACE, f"simulator.engine=hot_{module}", "--config-dir=conf"]) == 3
     assert "Traceback" not in capsys.readouterr().err
     table = dse.load("ficco_sweep")
@@ -453,7 +437,7 @@ def test_a_backend_that_knows_no_gpu_is_explored_like_any_other(
     (elsewhere / "conf" / "study").mkdir()
     (elsewhere / "conf" / "study" / "toys.yaml").write_text(TOYS, encoding="utf-8")
     (elsewhere / "conf" / "simulator" / "box.yaml").write_text("name: box\nbackend: toy\n", encoding="utf-8")
-    with installed(site):
+    with on_path(site):
         assert main(["study=toys", "tracking=none", "--config-dir=conf"]) == 0, capsys.readouterr().err
     table = dse.load("toys")
     assert len(table) == 2 * 6 * 3
@@ -485,7 +469,7 @@ def test_a_search_method_joins_as_a_module_and_a_yaml_of_another_distribution(el
     distribution(site, "toybox", **{"search.methods": "first = some_method"})
     (elsewhere / "conf" / "search").mkdir()
     (elsewhere / "conf" / "search" / "first.yaml").write_text("name: first\ndescription: in order\n", encoding="utf-8")
-    with installed(site):
+    with on_path(site):
         words = [
             "study=ficco_sweep",
             "workload.only=[g4]",
@@ -505,7 +489,7 @@ EVALUATOR = '''
 from contextlib import contextmanager
 
 from dse.evaluation.evaluators import EvaluatorKind, evaluate_here
-from dse.evaluation.settings import ExecutorSettings
+from dse.evaluation.evaluators import ExecutorSettings
 
 
 class Loud(ExecutorSettings):
@@ -540,7 +524,7 @@ def test_an_evaluator_joins_with_settings_of_its_own_and_lasts_as_long_as_the_st
     (elsewhere / "conf" / "executor" / "loud.yaml").write_text(text, encoding="utf-8")
     words = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none", "figures=none", "schedule=serial"]
     words += ["executor=loud", "--config-dir=conf"]
-    with installed(site):
+    with on_path(site):
         assert main([*words, "simulator=fluid"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[0] == "opened"
@@ -624,7 +608,7 @@ def test_an_option_that_two_folders_have_is_refused(elsewhere: Path, capsys: pyt
 @pytest.mark.parametrize("package", ["absent_toys", "absent.toys", "os.path"])
 def test_a_package_that_is_offered_and_is_none_breaks_nothing(elsewhere: Path, package: str) -> None:
     distribution(elsewhere / "site", "toyshop", packages=f"toys = {package}")
-    with installed(elsewhere / "site"):
+    with on_path(elsewhere / "site"):
         assert package in plugins.roots()
         assert plugins.places(package) == ()
         assert not any(package in str(folder) for folder in plugins.configurations())

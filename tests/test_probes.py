@@ -12,8 +12,7 @@ import pytest
 from dse import plugins
 from dse.backend import Batch
 from dse.errors import ConfigError
-from dse.results.finished_run import FinishedRun
-from dse.results.run_folder import Outputs
+from dse.results.run_folder import FinishedRun, Outputs
 from dse.space import Case, Knob
 from dse.store.result_store import Store
 from dse.study.plan import Plan

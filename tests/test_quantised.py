@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from dse.values import content_keys
-from simulators.hardware.number_formats import Format
-from simulators.hardware.pim import Pim
+from simulators.hardware.pim import Format, Pim
 from simulators.steps.backend import iteration
 from simulators.steps.quantised import copy_bytes, weights
 from simulators.steps.task_graph import intervals

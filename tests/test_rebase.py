@@ -11,8 +11,9 @@ from sqlalchemy import select
 
 from dse.cli import main
 from dse.errors.parsing import parse_json
+from dse.store.contract import key_bytes
 from dse.store.database import StoreError
-from dse.store.result_rows import checksum, fits, key_bytes, with_key
+from dse.store.result_rows import checksum, fits, with_key
 from dse.store.result_store import FORMER_SCHEMA, Store, about, recorded_keys, results, studies
 from dse.study import rebase
 from dse.study.plan_again import Present, plan_stored

@@ -21,7 +21,7 @@ from sqlalchemy import select
 from dse import plugins
 from dse.cli import main
 from dse.errors import Broken
-from dse.evaluation.signals import SignalInterrupt
+from dse.evaluation.workers import SignalInterrupt
 from dse.space import Knob
 from dse.store.result_store import Store, leases, owners, studies
 from dse.study.plan import Plan

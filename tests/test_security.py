@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from dse.cli import main
-from dse.config.yaml_checks import MOST_BYTES, MOST_FILES, unreadable
+from dse.config.options import MOST_BYTES, MOST_FILES, unreadable
 from dse.errors import hidden, redact
 from dse.errors.parsing import MOST_NODES
 from dse.results import provenance

@@ -19,7 +19,7 @@ from simulators.steps.seqpoint import (
     iterations_cut,
     project_epoch,
 )
-from simulators.workloads.sequence_lengths import Lengths, iteration_lengths, sequence_lengths
+from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 from tests.support import shipped
 
 DATA_SETS = sorted(set(shipped("lengths")) - {"none"})
@@ -58,10 +58,10 @@ def test_a_shipped_data_set_is_drawn_by_seed(name: str) -> None:
 
 def test_means_of_shipped_data_sets_are_those_that_were_measured() -> None:
     trees = shipped("lengths")
-    speech = sequence_lengths(Lengths.model_validate(trees["librispeech_100"]), 0)
+    speech = iteration_lengths(Lengths.model_validate(trees["librispeech_100"]), 1, 0)
     assert speech.mean() == pytest.approx(1280, rel=0.02)  # 12.8 s
     assert speech.std() == pytest.approx(380, rel=0.03)
-    words = sequence_lengths(Lengths.model_validate({**trees["iwslt15"], "tail": None}), 0)
+    words = iteration_lengths(Lengths.model_validate({**trees["iwslt15"], "tail": None}), 1, 0)
     assert words.mean() == pytest.approx(19.39, rel=0.03)
     assert words.std() == pytest.approx(12.57, rel=0.06)
 

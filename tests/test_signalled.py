@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulators.costs.protocols import protocol_seconds
-from simulators.costs.transfer import TransferMode, alone
+from simulators.costs.transfer import TransferMode, alone, protocol_seconds
 from simulators.hardware.machine import merged
 from simulators.hardware.system import ScheduleSystem
 from tests.support import backend, design, results, shipped

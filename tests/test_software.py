@@ -11,14 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.config.compose import request
-from dse.config.options import conf_dir, list_options
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import conf_dir, list_options, load_yaml
 from simulators.costs.expert_exchange import RoutedTokens, kernel_seconds
 from simulators.steps.backend import StepBackend, iteration
 from simulators.steps.blocks import model_weights
 from simulators.workloads.model_zoo import model_tree, option_tree
-from studies.plan.frameworks import tool_facts
-from studies.plan.stacks import defaults_of, measured_line, software_line, stack_words
+from studies.plan.stacks import defaults_of, measured_line, software_line, stack_words, tool_facts
 from tests.iterations import made, metrics, step
 from tests.support import shipped
 from validation.plan_matrix import LIMIT_S, answers, questions

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from dse.backend import Batch, Result
 from dse.errors import ConfigError
-from dse.evaluation import local
+from dse.evaluation import evaluators
 from dse.evaluation.calls import call
-from dse.evaluation.signals import SignalInterrupt
+from dse.evaluation.workers import SignalInterrupt
 from dse.results.pareto import Answer, Contest, SeenHashes
 from dse.results.selection import select
 from dse.space import Assignment, Knob, Space
@@ -159,8 +159,8 @@ def test_values_that_the_model_refuses_are_infeasible_rows_with_its_reason(tmp_p
 @pytest.mark.slow
 def test_any_number_of_jobs_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chunked(monkeypatch, 50)
-    monkeypatch.setattr(local, "POOL_PAYS_S", 0.0)
-    monkeypatch.setattr(local, "_CALLS_PER_JOB", 2)
+    monkeypatch.setattr(evaluators, "POOL_PAYS_S", 0.0)
+    monkeypatch.setattr(evaluators, "_CALLS_PER_JOB", 2)
     bytes_of = []
     for jobs in (1, 2):
         run_study(planned(faults=FAULTS, batch=7, jobs=jobs), tmp_path / "results.parquet")

@@ -42,7 +42,7 @@ def test_versions_of_code_differ_by_what_is_named() -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_does_what_is_left_of_a_study_and_its_status_is_told(
+def test_a_worker_does_what_is_left_of_a_study_but_of_other_code_and_its_status_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -67,26 +67,17 @@ def test_a_worker_does_what_is_left_of_a_study_and_its_status_is_told(
     assert "passed by" not in before.err
     assert main(SMALL) == 0
     assert "0 left" in capsys.readouterr().err
+    with sqlite3.connect(database) as connection:  # begun by other code
+        connection.execute("""UPDATE studies SET state = 'running',
+            provenance = replace(provenance, '"numba": "', '"numba": "0.')""")
+    assert main(words) == 0
+    assert "study 1 (ficco_sweep) is passed by: here numba is" in capsys.readouterr().err
 
 
 def test_a_worker_makes_no_database_of_a_wrong_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["store", "worker", f"store=sqlite:///{tmp_path / 'wrong.db'}", "wait=0.1 s"]) == 2
     assert "is a file that is not there (start the study first" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_a_worker_passes_by_what_other_code_began(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(SMALL) == 0
-    database = tmp_path / "outputs" / "results.db"
-    with sqlite3.connect(database) as connection:
-        connection.execute("""UPDATE studies SET state = 'running',
-            provenance = replace(provenance, '"numba": "', '"numba": "0.')""")
-    assert main(["store", "worker", f"store=sqlite:///{database}", "wait=1 ms"]) == 0
-    assert "study 1 (ficco_sweep) is passed by: here numba is" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,8 +25,7 @@ from dse.backend import STATUSES, Backend, Batch, Columns, Interval, Metric, Rep
 from dse.config.compose import Request
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.evaluation.calls import BackendSpec
-from dse.evaluation.local import Evaluator
-from dse.evaluation.settings import ExecutorSettings
+from dse.evaluation.evaluators import Evaluator, ExecutorSettings
 from dse.search import Goal
 from dse.space import Block, KeyedBlock, Knob, Space
 from dse.store.contract import Session, StorelessSession
@@ -345,17 +345,26 @@ def distribution(folder: Path, name: str, **groups: str) -> None:
 
 
 @contextmanager
-def installed(folder: Path) -> Iterator[None]:
-    """While it lasts, `toy` is a backend like any other: an entry point of a distribution on the path."""
-    distribution(folder, "toybox", simulators="toy = tests.toy")
+def on_path(site: Path) -> Iterator[None]:
+    """While it lasts, the distributions of a folder are installed in this process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(folder))
+        patch.syspath_prepend(str(site))
         plugins.refresh()
         try:
             yield
         finally:
+            for name in [path.stem for path in site.glob("*.py")]:
+                sys.modules.pop(name, None)
             patch.undo()
             plugins.refresh()
+
+
+@contextmanager
+def installed(folder: Path) -> Iterator[None]:
+    """While it lasts, `toy` is a backend like any other: an entry point of a distribution on the path."""
+    distribution(folder, "toybox", simulators="toy = tests.toy")
+    with on_path(folder):
+        yield
 
 
 def refused(error: ConfigError) -> str:

@@ -15,8 +15,7 @@ from typing import Any
 import yaml
 
 from dse import plugins
-from dse.config.options import conf_dir
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import conf_dir, load_yaml
 from dse.values import CalibrationSource, Source
 from dse.values.units import amount
 

@@ -22,12 +22,12 @@ import yaml
 
 from dse.analysis.contexts import Cases, ContextQuestion, cases, score_picks
 from dse.cli import main as dse_main
-from dse.results.finished_run import FinishedRun
+from dse.results.run_folder import FinishedRun
 from dse_learning.rules import left_out, tree_learner
 from dse_learning.tree_learning import TreeLimits, learn
 from simulators.workloads.model_zoo import option_tree
 from simulators.workloads.operators import ShapeList
-from studies.ficco.rule import RULE, tree_lines
+from studies.ficco import RULE, tree_lines
 
 CHOOSE = ("schedule.name", "schedule.chunk_dim", "schedule.local_shard_first", "schedule.compute")
 _DEPTH, _MOST_LEAVES, _FOLDS = 4, 10, 16

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import load_yaml
 from simulators.steps.backend import StepBackend, metrics_of
 
 

@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem, pairs
 from dse.results import output_files, provenance, report
-from dse.results.finished_run import FinishedRun, read
 from dse.results.output_files import plain_folder
 from dse.results.pareto import minimized
-from dse.results.run_folder import CommandAnswer, Outputs
+from dse.results.run_folder import CommandAnswer, FinishedRun, Outputs, read
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -333,7 +332,7 @@ def command(words: Sequence[str]) -> CommandAnswer:
 def _write(comparison: RunComparison, root: Path) -> Path:
     from dse import plots
     from dse.plots import searches
-    from dse.plots.quantities import words
+    from dse.plots.labels import words
 
     name = "--".join(name.replace("/", "_") for name in comparison.names)
     root.mkdir(parents=True, exist_ok=True)

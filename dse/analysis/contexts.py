@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from dse import plugins
 from dse.errors import ConfigError, Problem, did_you_mean
-from dse.results.finished_run import FinishedRun
-from dse.results.run_folder import results
+from dse.results.output_files import plain
+from dse.results.run_folder import FinishedRun, results
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -240,11 +240,6 @@ def _array(column: pd.Series[Any]) -> NDArray[Any]:
     from pandas.api.types import is_numeric_dtype
 
     return column.to_numpy(dtype=float) if is_numeric_dtype(column) else column.to_numpy(dtype=object)
-
-
-def plain(value: Any) -> Any:
-    """Convert a value of a table to a plain Python value."""
-    return value.item() if hasattr(value, "item") else value
 
 
 # Scores of rules

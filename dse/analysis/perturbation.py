@@ -23,11 +23,12 @@ from dse.analysis.contexts import Option
 from dse.backend import Batch, Results, check_results
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.evaluation.calls import call
-from dse.results.finished_run import FinishedRun, read
+from dse.results.output_files import plain
 from dse.results.pareto import minimized
+from dse.results.run_folder import FinishedRun, read
 from dse.space import get_path, set_path
 from dse.study.plan import Plan
-from dse.values import Memo, content_key, distinct, leaves, put
+from dse.values import Memo, content_key, distinct, leaves, put_all
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,7 +125,7 @@ def points(run: FinishedRun, planned: Plan, choose: Sequence[str], most: int) ->
     options: dict[Option, int] = {}
     # None as a key: NaN is not equal to itself
     picks = table[list(choose)].astype(object).where(table[list(choose)].notna(), None)
-    option = [options.setdefault(tuple(map(_plain, row)), len(options)) for row in picks.itertuples(index=False)]
+    option = [options.setdefault(tuple(map(plain, row)), len(options)) for row in picks.itertuples(index=False)]
     places = np.array([scenarios.index(str(name)) for name in table["scenario"]], np.intp)
     legal_designs = tuple(design for design in designs if design is not None)
     return RunPoints(
@@ -160,11 +161,7 @@ def _design(planned: Plan, row: pd.Series[Any]) -> BaseModel | None:
 
 def _chosen(row: pd.Series[Any], knobs: Sequence[str]) -> dict[str, Any]:
     present = row.dropna()
-    return {path: _plain(present[path]) for path in knobs if path in present}
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
+    return {path: plain(present[path]) for path in knobs if path in present}
 
 
 # ---------------------------------------------------------------- constants
@@ -297,14 +294,8 @@ def _with(design: BaseModel, now: Mapping[str, Any], sample: int, changed: Memo[
     for section in dict.fromkeys(path.partition(".")[0] for path in now):
         part = getattr(design, section)
         own = {path.partition(".")[2]: value for path, value in now.items() if path.startswith(f"{section}.")}
-        sections[section] = changed.get(partial(_put_all, part, own), part, key=sample)
+        sections[section] = changed.get(partial(put_all, part, own), part, key=sample)
     return design.model_copy(update=sections)
-
-
-def _put_all(part: BaseModel, values: Mapping[str, Any]) -> BaseModel:
-    for path, value in values.items():
-        part = put(part, path, value)
-    return part
 
 
 def one_by_one(run_points: RunPoints, constant: Constant, factors: Floats) -> Iterator[Batch]:

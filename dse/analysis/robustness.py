@@ -35,8 +35,7 @@ from dse.errors import ConfigError, Problem, pairs
 from dse.errors.terminal import bar
 from dse.results import output_files
 from dse.results.decisions import DRAWN_TIMES, Drawing
-from dse.results.finished_run import FinishedRun
-from dse.results.run_folder import CommandAnswer
+from dse.results.run_folder import CommandAnswer, FinishedRun
 from dse.study.plan_again import Present, plan_again
 from dse.values.units import quantity_text
 

@@ -18,8 +18,7 @@ from dse.backend import Tree
 from dse.errors import ConfigError, Problem
 from dse.errors.terminal import bar, quiet
 from dse.results import provenance, report
-from dse.results.finished_run import FinishedRun
-from dse.results.run_folder import CommandAnswer, Outputs
+from dse.results.run_folder import CommandAnswer, FinishedRun, Outputs
 from dse.space import Space, get_path, set_path
 from dse.study.plan import Plan
 from dse.study.plan_again import Present, plan_again

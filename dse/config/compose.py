@@ -1,7 +1,7 @@
 """Configuration through Hydra: groups, overrides and sweep grammar in, plain trees out.
 
 Everything wrong with the command line and the files is gathered, so that it can be told at once. Only this module,
-`composition`, `sweeps` and the command line know Hydra.
+`composition`, `expansion` and the command line know Hydra.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from dse.config import expansion, spelling, sweeps
+from dse.config import expansion, spelling
 from dse.config import options as option_files
-from dse.config.expansion import interpolates, limit_cpu_time, with_text_keys
+from dse.config.expansion import FEWER_VALUES, MOST_VALUES, limit_cpu_time, plain, with_text_keys
 from dse.config.options import catalogue, catalogued, catalogued_paths, catalogued_tree, listed, put_catalogued
-from dse.config.sweeps import FEWER_VALUES, MOST_VALUES, plain, range_size, sweep_knob, too_many
-from dse.config.yaml_checks import accidents, calls_code, is_hydras, looked_at
 from dse.errors import ConfigError, Problem, assignment, did_you_mean
 from dse.space import Knob, get_path, has_path, set_path
 
@@ -118,10 +116,10 @@ class _Composer:
         key, way = text.partition("=")[0].lstrip("+~"), "leave it out"
         if not override.key_or_group.strip("./@"):
             self.note(text, "has no path before its =", way_out="write path=value")
-        elif is_hydras(key):
+        elif option_files.is_hydras(key):
             rule = "is a setting of Hydra's, which may run code and is not for a study to change"
             self.note(key, rule, way_out=f"{way}; flags such as --multirun and --cfg job are allowed")
-        elif any(map(calls_code, key.split("."))) or "_target_" in text.partition("=")[2]:
+        elif any(map(option_files.calls_code, key.split("."))) or "_target_" in text.partition("=")[2]:
             self.note(key, "names a class to call; plug-ins are chosen by name", override.input_line, way)
         else:
             return False
@@ -141,7 +139,7 @@ class _Composer:
         try:
             with hydra_errors():
                 tree = self._files.section(group, option, picks) if group else self._files.compose(picks)
-                whole = self.resolve(tree) if interpolates(tree) else with_text_keys(tree)
+                whole = self.resolve(tree) if expansion.interpolates(tree) else with_text_keys(tree)
                 return dict(whole.get(group, {}) if group else whole)
         except ConfigError as error:
             self.problems.extend(error.problems)
@@ -239,7 +237,7 @@ def _check_jobs(composer: _Composer, lines: Sequence[_Line]) -> None:
     for line in lines:
         if isinstance(line.value, RangeSweep) and not line.key.startswith("space."):
             try:
-                jobs *= range_size(line.value)
+                jobs *= expansion.range_size(line.value)
             except ValueError as error:
                 composer.note(line.key, str(error), line.text.partition("=")[2], "take a larger step, or fewer values")
     if jobs > MOST_VALUES:
@@ -251,7 +249,9 @@ def _check_jobs(composer: _Composer, lines: Sequence[_Line]) -> None:
 def _readable(composer: _Composer) -> bool:
     """Note problems of the files of the user's folder; True if every one may be read."""
     problems = (
-        [problem for _, problems in looked_at(composer.folder) for problem in problems] if composer.folder else []
+        [problem for _, problems in option_files.looked_at(composer.folder) for problem in problems]
+        if composer.folder
+        else []
     )
     composer.problems.extend(problems)
     return not problems
@@ -276,7 +276,7 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
     composer.problems.extend(put_catalogued(tree, whole))
     values = [line for line in lines if line not in chosen]
     typed = [(line.key, line.text) for line in [*good, *values] if line.kind != "delete"]
-    composer.problems.extend(sweeps.contradictions(typed, groups))
+    composer.problems.extend(expansion.contradictions(typed, groups))
     _apply(composer, tree, values)
     tree = composer.resolve(tree) if any("${" in text for text in texts) else tree
     fixed = {f"{line.key}.name" for line in good} | {
@@ -284,7 +284,7 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
     }
     fixed |= catalogued_paths(tree, whole) - {line.key.removeprefix("space.") for line in values}
     knobs = tuple(knob for knob in _knobs(composer, tree, groups) if knob.path not in fixed)
-    composer.problems.extend(sweeps.inexact(tree, knobs))
+    composer.problems.extend(expansion.inexact(tree, knobs))
     baseline = get_path(tree, "study.baseline")
     values_of = {knob.path: knob.values for knob in knobs}
     probes = get_path(tree, "study.probes") or {}
@@ -368,10 +368,10 @@ def _add_to_name(composer: _Composer, tree: dict[str, Any], line: _Line) -> None
 
 def _accidents(composer: _Composer, chosen: Sequence[_Line]) -> None:
     """Look for YAML accidents in the user's own files and in the options that were chosen."""
-    own_files = [path for path, _ in looked_at(composer.folder)] if composer.folder else []
+    own_files = [path for path, _ in option_files.looked_at(composer.folder)] if composer.folder else []
     shipped = [folder / line.key / f"{line.value}.yaml" for folder in option_files.conf_dirs() for line in chosen]
     for path in [*own_files, *(path for path in shipped if path.is_file())]:
-        composer.problems.extend(accidents(path))
+        composer.problems.extend(option_files.accidents(path))
 
 
 def _apply(composer: _Composer, tree: dict[str, Any], lines: Sequence[_Line]) -> None:
@@ -439,7 +439,7 @@ def _knobs(composer: _Composer, tree: Mapping[str, Any], groups: Mapping[str, li
         if knob is not None and not knob.values and isinstance(get_path(tree, path), int) and knob.whole:
             low, high = int(knob.low), int(knob.high)
             if high - low >= MOST_VALUES:
-                composer.note(f"space.{path}", too_many(high - low + 1), value, FEWER_VALUES)
+                composer.note(f"space.{path}", expansion.too_many(high - low + 1), value, FEWER_VALUES)
                 continue
             knob = Knob(path, tuple(range(low, high + 1)))
         if knob is not None:
@@ -452,7 +452,7 @@ def _knob(composer: _Composer, path: str, leaf: Any, groups: Mapping[str, list[s
 
     try:
         value = OverridesParser.create().parse_override(f"k={leaf}").value() if isinstance(leaf, str) else plain(leaf)
-        knob = sweep_knob(path, value, groups)
+        knob = expansion.sweep_knob(path, value, groups)
     except (HydraException, ValueError, OverflowError) as error:
         meant = spelling.meant_sweep(str(leaf))
         if "".join(meant.split()) == "".join(str(leaf).split()):

@@ -1,21 +1,27 @@
-"""The size of a configuration once its interpolations are resolved, told before they are.
+"""Texts of a configuration that stand for more: interpolations, weighed before they are resolved, and sweeps as knobs.
 
 A short file can stand for gigabytes: `a: ${b}${b}`, `b: ${c}${c}`, and so on. OmegaConf resolves without a limit, so
-every reference is weighed first, each value once however often it is named.
+every reference is weighed first, each value once however often it is named. Sweeps of Hydra's grammar (choices, ranges
+and intervals) are counted before their values are made.
 """
 
 from __future__ import annotations
 
+import fnmatch
+import itertools
+import math
 import os
 import re
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from types import FrameType
 from typing import Any
 
 from dse.errors import ConfigError, Problem
+from dse.space import Knob
 
 MOST_WEIGHT = 20_000_000
 """Characters of a resolved configuration, with _EACH for every value that is resolved on the way."""
@@ -146,3 +152,157 @@ def with_text_keys(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {str(key): with_text_keys(value) for key, value in tree.items()}
     return [with_text_keys(value) for value in tree] if isinstance(tree, list) else tree
+
+
+MOST_VALUES = 1_000_000
+"""Of a knob; they are counted before they are made."""
+LARGEST_WHOLE = 2**53
+"""Beyond it not every whole number is a 64-bit float."""
+FEWER_VALUES = "take a larger step, or fewer values"
+
+
+def sweep_knob(path: str, value: Any, groups: Mapping[str, list[str]]) -> Knob:
+    """A sweep as typed, as the knob at a path. Raises ValueError for one without values, or with too many."""
+    from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, RangeSweep
+
+    if isinstance(value, IntervalSweep):
+        return _interval(path, value.start, value.end, log="log" in value.tags)  # tag(log,interval(a,b))
+    if isinstance(value, RangeSweep):
+        values: tuple[Any, ...] = tuple(_range_values(value))
+    elif isinstance(value, Glob):
+        names = groups.get(path.partition(".")[0], [])
+        values = tuple(name for name in names if _matches(name, value.include) and not _matches(name, value.exclude))
+    else:
+        values = tuple(value.list if isinstance(value, ChoiceSweep) else value if isinstance(value, list) else [value])
+    if not values:
+        raise ValueError("it holds no value (the end of a range is left out)")
+    if any(isinstance(item, list | dict) for item in values):
+        raise ValueError("a value is a number, a text or null, not a list or a mapping")
+    if isinstance(value, RangeSweep):
+        return Knob(path, values)
+    # a value that is listed twice is one
+    return Knob(path, tuple(dict.fromkeys(getattr(item, "text", item) for item in values)))
+
+
+def plain(leaf: Any) -> Any:
+    """A value of a space that is no text, as it is. Raises ValueError for a sweep, as one inside braces is if bare."""
+    if isinstance(leaf, int | float | list | None):
+        return leaf
+    raise ValueError("inside braces it needs quotes, as 'choice(a,b)'")
+
+
+def names_several(word: str, groups: Collection[str]) -> bool:
+    """Tell whether a word names several options of a group in brackets: `system=[h100_8,h200_8]`."""
+    key, _, value = word.partition("=")
+    return key in groups and value.startswith("[") and value.endswith("]")
+
+
+def each_run(words: Sequence[str], groups: Collection[str]) -> list[tuple[dict[str, str], list[str]]]:
+    """For each combination of several values outside the space: value by path, and the words of its run."""
+    choices = [_choices(word, groups) for word in words]
+    swept = [place for place, texts in enumerate(choices) if len(texts) > 1]
+    runs = []
+    for chosen in itertools.product(*choices):
+        values = dict(chosen[place].split("=", 1) for place in swept)
+        runs.append((values, list(chosen)))
+    return runs
+
+
+def _choices(word: str, groups: Collection[str]) -> list[str]:
+    """The words that a word with a sweep stands for; any other word, also one that cannot be parsed, as it is."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    if names_several(word, groups):
+        key, _, value = word.partition("=")
+        word = f"{key}={value[1:-1]}"
+    if word.startswith("-") or word.lstrip("+").startswith("space.") or "=" not in word:
+        return [word]
+    try:
+        override = OverridesParser.create().parse_override(word)
+    except HydraException:
+        return [word]
+    if not override.is_discrete_sweep():
+        return [word]
+    return [f"{override.get_key_element()}={text}" for text in override.sweep_string_iterator()]
+
+
+def _range_values(sweep: Any) -> Sequence[int | float]:
+    """The values of a range, its end left out; whole numbers take no time. Raises ValueError as `range_size` does."""
+    count, ends = range_size(sweep), (sweep.start, sweep.stop, sweep.step)
+    if all(isinstance(end, int) for end in ends):
+        return range(*ends)
+    start, step = Decimal(str(sweep.start)), Decimal(str(sweep.step))  # 0.1 + 0.2 in floats would not be 0.3
+    return [float(start + place * step) for place in range(count)]
+
+
+def range_size(sweep: Any) -> int:
+    """Number of values of a range, counted without making them, in the decimals that were written.
+
+    Raises ValueError where they are too many.
+    """
+    start, stop, step = (Decimal(str(end)) for end in (sweep.start, sweep.stop, sweep.step))
+    if not (start.is_finite() and stop.is_finite() and step.is_finite() and step):
+        raise ValueError("a range has finite ends and a step other than 0")
+    count = max(Decimal(0), (stop - start) / step)  # a step in the other direction: no values
+    if count > MOST_VALUES:
+        raise ValueError(too_many(count))
+    return math.ceil(count)
+
+
+def too_many(count: int | Decimal) -> str:
+    """The message on a knob of too many values."""
+    return f"it holds {Decimal(count):.4g} values, and a knob has at most {MOST_VALUES:,}"
+
+
+def _interval(path: str, low: Any, high: Any, *, log: bool) -> Knob:
+    if not low < high:
+        raise ValueError(f"its low end {low} is not below its high end {high}")
+    if log and low <= 0:
+        raise ValueError("a logarithmic interval starts above 0")
+    if isinstance(low, int) and isinstance(high, int):  # int(interval(a,b))
+        if high - low >= MOST_VALUES:
+            raise ValueError(too_many(high - low + 1))
+        return Knob(path, tuple(range(low, high + 1)))
+    return Knob(path, low=float(low), high=float(high), log=log)
+
+
+def inexact(tree: Mapping[str, Any], knobs: Sequence[Knob]) -> list[Problem]:
+    """Problems of whole numbers that a 64-bit float rounds: of a configuration, and the first of each of its knobs."""
+    rule = "is a whole number beyond 2**53, which a table of results would round"
+    first = ((f"space.{knob.path}", next(filter(_is_inexact, knob.values), None)) for knob in knobs)
+    large = [(path, value) for path, value in [*_numbers(tree, ""), *first] if _is_inexact(value)]
+    return [Problem(path, rule, value, "write a smaller number, or a text in quotes") for path, value in large]
+
+
+def _is_inexact(value: object) -> bool:
+    return isinstance(value, int) and abs(value) > LARGEST_WHOLE
+
+
+def _numbers(node: Any, path: str) -> Iterator[tuple[str, int]]:
+    """(dotted path, value) of the whole numbers of a tree."""
+    if isinstance(node, int):
+        yield path, node
+    elif isinstance(node, Mapping | list):
+        for name, value in node.items() if isinstance(node, Mapping) else enumerate(node):
+            yield from _numbers(value, f"{path}.{name}".lstrip("."))
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+
+
+def contradictions(typed: Sequence[tuple[str, str]], groups: Collection[str]) -> list[Problem]:
+    """Problems of paths that are given one value and a sweep of several on one command line.
+
+    typed: key and text of each override.
+    """
+    fixed = {f"{key}.name" if key in groups else key: text for key, text in typed}
+    problems = list[Problem]()
+    for key, text in typed:
+        path = key.removeprefix("space.")
+        path = f"{path}.name" if path in groups else path
+        if key != path and key.startswith("space.") and path in fixed:
+            rule = f"is swept here, and fixed by `{fixed[path]}`"
+            problems.append(Problem(key, rule, text.partition("=")[2], "keep one of them"))
+    return problems

@@ -34,11 +34,11 @@ _NOT_YAML = (
 """Raised by PyYAML for texts that it cannot read, in the order in which somebody met them."""
 
 
-def parse_yaml(text: str, where: str, *, most_nodes: int = MOST_NODES) -> Any:
+def parse_yaml(text: str, where: str) -> Any:
     """Parse a text in YAML that is within the limits. where: the file or the path that holds it. Raises ConfigError."""
     try:
         # the first problem is enough
-        if problems := list(islice(_limits(text, where, most_nodes), 1)):
+        if problems := list(islice(_limits(text, where), 1)):
             raise ConfigError(problems)
         return _plain(yaml.load(text, Loader=LOADER), where)
     except yaml.MarkedYAMLError as error:
@@ -162,7 +162,7 @@ def _syntax_problem(error: yaml.MarkedYAMLError, where: str) -> Problem:
     return Problem(f"{where}:{line}", rule, way_out=way)
 
 
-def _limits(text: str, where: str, most_nodes: int = MOST_NODES) -> Iterator[Problem]:
+def _limits(text: str, where: str) -> Iterator[Problem]:
     """Problems of the stream of events, which is read no further than its first problem and never expanded."""
     level = nodes = 0
     for event in yaml.parse(text, Loader=LOADER):
@@ -170,8 +170,8 @@ def _limits(text: str, where: str, most_nodes: int = MOST_NODES) -> Iterator[Pro
         nodes += isinstance(event, yaml.NodeEvent)
         if level > MOST_DEPTH:
             yield Problem(_line(event, where), f"is nested deeper than {MOST_DEPTH}")
-        if nodes > most_nodes:
-            yield Problem(_line(event, where), f"holds more than {most_nodes} values")
+        if nodes > MOST_NODES:
+            yield Problem(_line(event, where), f"holds more than {MOST_NODES} values")
         if isinstance(event, yaml.AliasEvent):
             yield Problem(_line(event, where), "uses a YAML alias", f"*{event.anchor}", "write the value out")
         elif not _PLAIN.match(tag := getattr(event, "tag", None) or _STANDARD):

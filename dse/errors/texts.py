@@ -271,7 +271,7 @@ class ClosableStream:
     """A stream whose reader may go away. Whatever else is asked of it, the stream itself answers."""
 
     def __init__(self, raw: TextIO) -> None:
-        self.raw, self._is_lost = raw, False
+        self.raw = raw
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.raw, name)

@@ -1,7 +1,7 @@
 """Figures: only this package draws. Charts take a table and return a sheet; `save` draws one and writes it.
 
-`palette` says how a name looks, `quantities` how a column becomes an axis, `canvas` lays a sheet out; charts are in
-`tables`, `fronts`, `timelines`, `predictions` and `comparisons`. Studies yield (name, function that draws): a figure
+`labels` says how a name looks and how a column becomes an axis, `canvas` lays a sheet out; charts are in `tables`,
+`fronts`, `timelines`, `predictions` and `comparisons`. Studies yield (name, function that draws): a figure
 that nobody asked for costs nothing, and any can be drawn in another process. No module imports matplotlib before it
 draws.
 """
@@ -15,4 +15,4 @@ from dse.plots.canvas import draw as draw
 from dse.plots.canvas import save as save
 from dse.plots.canvas import title as title
 from dse.plots.canvas import warm as warm
-from dse.plots.quantities import Axis as Axis
+from dse.plots.labels import Axis as Axis

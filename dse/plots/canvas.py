@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dse.files import atomic_replacement, path_inside
-from dse.plots.palette import INK, SeriesStyle
-from dse.plots.quantities import Scale, log_ticks
+from dse.plots.labels import INK, Scale, SeriesStyle, log_ticks
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,8 +18,7 @@ from dse.plots.canvas import (
     row_inches,
     sheet,
 )
-from dse.plots.palette import COLOURS, INK, SeriesStyle, label, looks
-from dse.plots.quantities import Axis, Scale, log_ticks, scale, words
+from dse.plots.labels import COLOURS, INK, Axis, Scale, SeriesStyle, label, log_ticks, looks, scale, words
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dse.plots.canvas import FigureSheet, Frame, boxes, handles_of, name_rows, plain_ticks, row_inches, sheet
-from dse.plots.palette import INK, SeriesStyle, looks
-from dse.plots.quantities import Axis, Scale, scale
+from dse.plots.labels import INK, Axis, Scale, SeriesStyle, looks, scale
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,7 +9,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from dse.plots.canvas import Draw, FigureSheet, ValueAxis, mark_handle
-from dse.plots.quantities import number
+from dse.plots.labels import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

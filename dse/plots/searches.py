@@ -19,8 +19,7 @@ from dse.plots.canvas import (
     sheet,
 )
 from dse.plots.fronts import zero_and_decades
-from dse.plots.palette import DIVERGING, SeriesStyle, diverging, looks, marker_of
-from dse.plots.quantities import Axis, Scale, scale
+from dse.plots.labels import DIVERGING, Axis, Scale, SeriesStyle, diverging, looks, marker_of, scale
 
 if TYPE_CHECKING:
     import pandas as pd

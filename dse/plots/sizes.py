@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dse.plots.canvas import FigureSheet, Frame, handles_of, mark_handle, plain_ticks, sheet
-from dse.plots.palette import INK, looks
-from dse.plots.quantities import Axis, scale
+from dse.plots.labels import INK, Axis, looks, scale
 
 if TYPE_CHECKING:
     import pandas as pd

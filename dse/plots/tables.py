@@ -24,8 +24,7 @@ from dse.plots.canvas import (
     sheet,
     signed_decades,
 )
-from dse.plots.palette import INK, SeriesStyle, blend, diverging, looks
-from dse.plots.quantities import Axis, Scale, scale
+from dse.plots.labels import INK, Axis, Scale, SeriesStyle, blend, diverging, looks, scale
 
 if TYPE_CHECKING:
     import pandas as pd

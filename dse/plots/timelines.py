@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dse.plots.canvas import FigureSheet, Frame, boxes, handles_of, name_rows, plain_ticks, row_inches, sheet
-from dse.plots.palette import SeriesStyle, looks
-from dse.plots.quantities import Axis, Scale, scale
+from dse.plots.labels import Axis, Scale, SeriesStyle, looks, scale
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,8 +13,7 @@ import numpy as np
 from dse import plugins
 from dse.errors import pairs
 from dse.plots import title
-from dse.plots.palette import label
-from dse.plots.quantities import words
+from dse.plots.labels import label, words
 from dse.results import output_files
 from dse.results.decisions import AS_GOOD, NOISE, Decision, helpful_measurement, read_decision
 from dse.results.pareto import Contest

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dse import plugins
-from dse.config.options import conf_dir
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import conf_dir, load_yaml
 from dse.results.words import AS_FAST, choice_in_words, gain_in_words
 from dse.space import Space
 

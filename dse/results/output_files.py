@@ -258,6 +258,11 @@ def frame(path: Path, rows: pa.Table) -> Any:
         return table
 
 
+def plain(value: Any) -> Any:
+    """Convert a value of a table, which may be a scalar of NumPy, to a plain Python value."""
+    return value.item() if hasattr(value, "item") else value
+
+
 def _kinds(column: Any) -> str:
     """Kinds of values in a column of a type: text, number, truth, all of them (it is empty), or none that is known."""
     import pyarrow.types as kinds

@@ -15,9 +15,8 @@ from dse import plugins
 from dse.backend import Interval, Replay
 from dse.errors import did_you_mean, pairs
 from dse.results import output_files, provenance
-from dse.results.finished_run import FinishedRun
 from dse.results.pareto import Contest
-from dse.results.run_folder import Outputs
+from dse.results.run_folder import FinishedRun, Outputs
 from dse.results.run_folder import console as console
 from dse.results.selection import MOST_ROWS, SELECTED, Selection, select
 from dse.results.words import cell, choice_in_words
@@ -116,8 +115,7 @@ def front_figure(outputs: Outputs, table: pd.DataFrame) -> Iterator[tuple[str, D
 
     from dse import plots
     from dse.plots import fronts
-    from dse.plots.palette import label
-    from dse.plots.quantities import words
+    from dse.plots.labels import label, words
 
     record = outputs.read_json("summary")
     axes = [plots.Axis.of(name, record["units"][name]) for name in record["goals"]]

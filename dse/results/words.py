@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dse import plugins
-from dse.plots.palette import label
-from dse.plots.quantities import number, words
+from dse.plots.labels import label, number, words
 from dse.values.units import quantity_text, with_prefix
 
 if TYPE_CHECKING:

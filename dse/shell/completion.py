@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dse import plugins
-from dse.config.options import OWN_FLAGS, conf_dir, conf_dirs, is_shipped, list_options, own_folder
-from dse.config.yaml_checks import unreadable
+from dse.config.options import OWN_FLAGS, conf_dir, conf_dirs, is_shipped, list_options, own_folder, unreadable
 from dse.errors import ConfigError, Problem, did_you_mean
 from dse.errors.parsing import load
 from dse.shell.help import commands_of
@@ -138,8 +137,9 @@ def _words_of_command(name: str, command: plugins.Command, word: str) -> Iterato
         yield from (f"{key}={option}" for option in list_options(key))
 
 
-def _runs(*, with_times: bool, folder: Path = Path("outputs")) -> list[str]:
+def _runs(*, with_times: bool) -> list[str]:
     """Studies with a finished run below the folder of results, and their runs as `<study>/<time>`."""
+    folder = Path("outputs")
     latest = sorted(folder.glob("*/latest/results.parquet"))
     studies = [path.parent.parent.name for path in latest]
     times = [f"{study}/{run.parent.name}" for study in studies for run in folder.glob(f"{study}/*/results.parquet")]

@@ -18,8 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 from dse import __version__, plugins
-from dse.config.options import conf_dir
-from dse.config.yaml_checks import accidents, looked_at
+from dse.config.options import accidents, conf_dir, looked_at
 from dse.errors import ConfigError, Problem, pairs
 from dse.plugins import DoctorCheck, Level
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from pydantic import AfterValidator
 from dse.backend import Results, Status
 from dse.errors.texts import ambiguous
 from dse.results import output_files
-from dse.store.result_rows import Fresh
 from dse.values import Frozen, Keys
 from dse.values.units import WallSeconds, illegal
 
@@ -42,6 +42,27 @@ class StoredResults:
     known: NDArray[np.bool_]
     results: Results
     study: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """Results to record: keys [B, 2], their results [B], and the text [B] of each point."""
+
+    keys: Keys
+    results: Results
+    points: Sequence[str]
+
+    @classmethod
+    def join(cls, parts: Sequence[Fresh]) -> Fresh:
+        """Concatenate parts."""
+        keys, joined = np.concatenate([part.keys for part in parts]), Results.join([part.results for part in parts])
+        return cls(keys, joined, list(itertools.chain.from_iterable(part.points for part in parts)))
+
+
+def key_bytes(keys: Keys) -> list[bytes]:
+    """Convert content hashes [B, 2] to B byte strings of 16 bytes."""
+    data = keys.astype(">u8").tobytes()  # big-endian, so that bytes sort like numbers
+    return [data[start : start + 16] for start in range(0, len(data), 16)]
 
 
 class Session(Protocol):

@@ -12,28 +12,7 @@ from typing import Any
 import numpy as np
 
 from dse.backend import STATUSES, Results
-from dse.values import Keys
-
-
-@dataclass(frozen=True)
-class Fresh:
-    """Results to record: keys [B, 2], their results [B], and the text [B] of each point."""
-
-    keys: Keys
-    results: Results
-    points: Sequence[str]
-
-    @classmethod
-    def join(cls, parts: Sequence[Fresh]) -> Fresh:
-        """Concatenate parts."""
-        keys, joined = np.concatenate([part.keys for part in parts]), Results.join([part.results for part in parts])
-        return cls(keys, joined, list(itertools.chain.from_iterable(part.points for part in parts)))
-
-
-def key_bytes(keys: Keys) -> list[bytes]:
-    """Convert content hashes [B, 2] to B byte strings of 16 bytes."""
-    data = keys.astype(">u8").tobytes()  # big-endian, so that bytes sort like numbers
-    return [data[start : start + 16] for start in range(0, len(data), 16)]
+from dse.store.contract import Fresh, key_bytes
 
 
 def fits(row: Sequence[Any]) -> bool:

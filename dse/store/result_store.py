@@ -34,17 +34,15 @@ from sqlalchemy.exc import DBAPIError
 from dse.backend import STATUSES, Result, Results, Status
 from dse.errors import hidden
 from dse.errors.parsing import parse_json
-from dse.store.contract import Context, StoredResults
+from dse.store.contract import Context, Fresh, StoredResults, key_bytes
 from dse.store.database import PATIENCE_S, Blob, Database, StoreError, check_plain, reader
 from dse.store.result_rows import (
     BULK_INSERT,
     BULK_SELECT,
     BULK_SIZE,
-    Fresh,
     as_bytes,
     group_alike,
     is_intact,
-    key_bytes,
     results_of_rows,
     with_key,
 )

@@ -21,10 +21,9 @@ from sqlalchemy import delete, func, insert, select, update
 
 from dse.backend import Results
 from dse.results.pareto import SeenHashes
-from dse.store.contract import Context, StoredResults
+from dse.store.contract import Context, Fresh, StoredResults, key_bytes
 from dse.store.database import StoreError
 from dse.store.owner import Owner, me
-from dse.store.result_rows import Fresh, key_bytes
 from dse.store.result_store import Store, chunks, leases, owners
 from dse.values import Keys, grid_content_keys
 

@@ -19,7 +19,7 @@ from dse.config.compose import Request, request
 from dse.config.options import OWN_FLAGS, overrides, own_folder
 from dse.errors import ConfigError, Problem, did_you_mean
 from dse.errors.terminal import bar
-from dse.evaluation.local import POOL_PAYS_S
+from dse.evaluation.evaluators import POOL_PAYS_S
 from dse.results import report
 from dse.results.pareto import SeenHashes
 from dse.store.result_store import recorded_keys

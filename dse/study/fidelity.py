@@ -23,6 +23,7 @@ from dse.errors import Broken
 from dse.errors.terminal import bar
 from dse.evaluation.evaluators import MakeEvaluator, Services
 from dse.results.agreement import compare
+from dse.results.output_files import plain
 from dse.results.pareto import first_best, minimized
 from dse.results.run_folder import Outputs
 from dse.results.selection import MOST_ROWS, SELECTED, select
@@ -144,7 +145,7 @@ def _refusal(point: KeyedBlock) -> Results:
 def _point(plan: Plan, level: Level, row: pd.Series[Any]) -> KeyedBlock:
     """Return a row of the study's table as a design of a level."""
     scenario, values = str(row["scenario"]), row.dropna()  # knobs that do not count have no value
-    chosen = {path: _plain(values[path]) for path in plan.knobs if path in values}
+    chosen = {path: plain(values[path]) for path in plan.knobs if path in values}
     block = point_at_level(plan, level, scenario, chosen)
     return KeyedBlock(block, block.keys(*level.spec.context.words), scenario)
 
@@ -157,10 +158,6 @@ def point_at_level(plan: Plan, level: Level, scenario: str, point: Assignment) -
         (block,) = replace(space, backend=backend, known=Memo()).resolve(point)
         return block
     return Block(point, {}, backend.design(plain_design(plan.backend, space.tree(point))))
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value  # scalars of NumPy, as designs hold plain values
 
 
 class _Ladder:

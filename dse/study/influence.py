@@ -22,7 +22,7 @@ from pydantic import BaseModel
 
 from dse.backend import Backend, Batch, Result, Results
 from dse.config.compose import request
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import load_yaml
 from dse.errors import ConfigError, Problem
 from dse.space import Knob, Space, get_path, has_path, set_path
 from dse.study.plan import Plan, plan

@@ -1,42 +1,24 @@
-"""Levels of a ladder of models: their simulators, and a design as each level takes it."""
+"""Levels of a ladder of models: their simulators, checks of these, and a design as each level takes it."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from dse.backend import Backend, Tree
-from dse.errors import ConfigError, Problem
-from dse.evaluation.calls import BackendSpec
-from dse.values import Frozen, leaves
-from dse.values.units import Integer, Number
+from dse.errors import ConfigError, Problem, Problems
+from dse.evaluation.calls import BackendSpec, validate
+from dse.search import Goal
+from dse.space import Space
+from dse.study.settings import Fidelity
+from dse.values import leaves
 
 OWN = "study"
 """The study's own level, among names of simulators."""
-
-
-class Fidelity(Frozen):
-    """The `fidelity` group. levels: options of the group `simulator` from the coarsest to the finest, the study's own
-    level among them as `study`; none for no ladder.
-
-    near: relative excess over the front, in the worst objective, up to which points are promoted. sample: points of a
-    scenario that are drawn at random beside them. most: points of a scenario promoted to a level, the sample not
-    counted; a quarter is kept for where levels disagree. rounds: how often these are sought. most_tasks: a level
-    whose points have more tasks in all is left out, with the reason; null for no bound.
-    """
-
-    name: str
-    description: str = ""
-    levels: tuple[str, ...] = ()
-    near: Annotated[Number, Field(ge=0, le=10)] = 0.02
-    sample: Annotated[Integer, Field(ge=0, le=100_000)] = 8
-    most: Annotated[Integer, Field(ge=1, le=100_000)] = 16
-    rounds: Annotated[Integer, Field(ge=0, le=100)] = 2
-    most_tasks: Annotated[Integer, Field(ge=1)] | None = None
 
 
 @dataclass(frozen=True)
@@ -106,10 +88,33 @@ def _spec(name: str, tree: Mapping[str, Any]) -> BackendSpec:
         spec = BackendSpec.of(tree)
         spec.make()  # raises where its settings are wrong
     except ConfigError as error:
-        raise ConfigError(problems_of_level(name, error.problems)) from error
+        raise ConfigError(_problems_of_level(name, error.problems)) from error
     return spec
 
 
-def problems_of_level(name: str, problems: Sequence[Problem]) -> list[Problem]:
+def _problems_of_level(name: str, problems: Sequence[Problem]) -> list[Problem]:
     """Return problems of a level with its name in their paths."""
     return [replace(problem, path=f"fidelity.levels ({name}): {problem.path}") for problem in problems]
+
+
+def check_level(
+    check: Problems, level: Level, spaces: Mapping[str, Space], *, alike: bool, goals: Mapping[str, Goal]
+) -> None:
+    """Check that a level gives the objectives, with the study's goals, and takes the base designs.
+
+    alike: whether its backend is of the same kind as the study's; a backend of another kind takes plain values.
+    """
+    backend, study_backend = level.spec.make(), next(iter(spaces.values())).backend
+    for name, goal in goals.items():
+        # a finer model must rank by the same measure
+        if name not in backend.metrics or backend.metrics[name].goal != goal:
+            rule = f"does not {goal} the study's objective {name}"
+            check.add(f"fidelity.levels ({level.name})", rule, way_out=f"its metrics: {', '.join(backend.metrics)}")
+    try:
+        bases = {
+            name: space.base if alike else plain_design(study_backend, space.base) for name, space in spaces.items()
+        }
+        backend.sections(next(iter(bases.values())))  # raises where one is missing
+        validate(backend, bases)
+    except ConfigError as error:
+        check.found.extend(_problems_of_level(level.name, error.problems))

@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dse import plugins
 from dse.backend import Backend, Canonical, Metric, Tree
@@ -14,15 +14,16 @@ from dse.config.compose import Request
 from dse.config.spelling import meant_sweep, nearest_key
 from dse.errors import NO_KNOBS, ConfigError, Problem, Problems, assignment, did_you_mean, nearest
 from dse.evaluation.calls import BackendSpec, validate
-from dse.evaluation.evaluators import evaluator_kind
-from dse.evaluation.settings import ExecutorSettings
+from dse.evaluation.evaluators import ExecutorSettings, evaluator_kind
 from dse.results.pareto import Contest
 from dse.search import Goal, SearchQuestion, method
 from dse.space import Knob, Space, get_path
 from dse.store.contract import Context
-from dse.study.levels import OWN, Level, levels, plain_design, problems_of_level
-from dse.study.settings import SECTIONS, Budget, Settings, Study
+from dse.study.settings import MOST_TRIALS, SECTIONS, Budget, Settings, Study
 from dse.values import LABELS, Memo
+
+if TYPE_CHECKING:
+    from dse.study.levels import Level
 
 
 @dataclass(frozen=True)
@@ -128,11 +129,9 @@ def plan(request: Request) -> Plan:
         _check_measured(check, settings.beside, spaces)
     if settings is not None and not check.found:  # a sampler may fail on what was noted already
         _check_search(check, settings, spaces)
-    ladder = _ladder(check, settings, request, spec=spec)
-    for level in ladder:
-        if settings is not None and not check.found:
-            alike = level.spec.name == spec.name
-            _check_level(check, level, spaces, alike=alike, goals=_goals(settings, space.knobs, spec.make()))
+    ladder: tuple[Level, ...] = ()
+    if settings is not None and settings.fidelity.levels:
+        ladder = _ladder(check, settings, request, spec=spec, spaces=spaces)
     check.done()
     assert settings is not None
     goals = _goals(settings, space.knobs, spec.make())
@@ -208,46 +207,33 @@ def _is_design(backend: Backend, tree: Tree) -> bool:
 def _plan_beside(planned: Plan, name: str, spaces: Mapping[str, Space], **changes: Any) -> Plan:
     """The plan of all points of other spaces than the study's. changes: of the study's settings."""
     study = planned.settings.study.model_copy(update={"name": f"{planned.settings.study.name}.{name}", **changes})
-    budget = Budget(trials=max(1, *(space.size() or 1 for space in spaces.values())))  # large enough to enumerate
+    # large enough to enumerate; a probe beyond the largest budget, as of a knob of a million values, is searched
+    budget = Budget(trials=min(MOST_TRIALS, max(1, *(space.size() or 1 for space in spaces.values()))))
     # winners of a probe are of no interest
     settings = planned.settings.model_copy(update={"study": study, "budget": budget, "timeline": False})
     knobs = next(iter(spaces.values())).knobs
     return replace(planned, settings=settings, spaces=spaces, request=replace(planned.request, knobs=knobs))
 
 
-def _ladder(check: Problems, settings: Settings | None, request: Request, *, spec: BackendSpec) -> tuple[Level, ...]:
+def _ladder(
+    check: Problems, settings: Settings, request: Request, *, spec: BackendSpec, spaces: Mapping[str, Space]
+) -> tuple[Level, ...]:
     """Return the levels that the study is compared with; () with the problems noted."""
-    if settings is None or set(settings.fidelity.levels) - {*request.levels, OWN}:  # unknown names
+    from dse.study.levels import OWN, check_level, levels  # a study without a ladder needs none
+
+    if set(settings.fidelity.levels) - {*request.levels, OWN}:  # unknown names
         return ()  # reported when the request was composed
     try:
         name = str(settings.simulator.get("name") or spec.name)
-        return levels(settings.fidelity, request.levels, (name, spec))
+        ladder = levels(settings.fidelity, request.levels, (name, spec))
     except ConfigError as error:
         check.found.extend(error.problems)
         return ()
-
-
-def _check_level(
-    check: Problems, level: Level, spaces: Mapping[str, Space], *, alike: bool, goals: Mapping[str, Goal]
-) -> None:
-    """Check that a level gives the objectives, with the study's goals, and takes the base designs.
-
-    alike: whether its backend is of the same kind as the study's; a backend of another kind takes plain values.
-    """
-    backend, study_backend = level.spec.make(), next(iter(spaces.values())).backend
-    for name, goal in goals.items():
-        # a finer model must rank by the same measure
-        if name not in backend.metrics or backend.metrics[name].goal != goal:
-            rule = f"does not {goal} the study's objective {name}"
-            check.add(f"fidelity.levels ({level.name})", rule, way_out=f"its metrics: {', '.join(backend.metrics)}")
-    try:
-        bases = {
-            name: space.base if alike else plain_design(study_backend, space.base) for name, space in spaces.items()
-        }
-        backend.sections(next(iter(bases.values())))  # raises where one is missing
-        validate(backend, bases)
-    except ConfigError as error:
-        check.found.extend(problems_of_level(level.name, error.problems))
+    for level in ladder:
+        if not check.found:
+            goals = _goals(settings, next(iter(spaces.values())).knobs, spec.make())
+            check_level(check, level, spaces, alike=level.spec.name == spec.name, goals=goals)
+    return ladder
 
 
 def _composed_space(check: Problems, request: Request, backend: Backend) -> Space:
@@ -378,7 +364,7 @@ def _check_search(check: Problems, settings: Settings, spaces: Mapping[str, Spac
 
 def _check_warm_start(check: Problems, settings: Settings) -> None:
     """Check that the runs that a search begins with exist."""
-    from dse.results.finished_run import FinishedRun  # most searches begin with none
+    from dse.results.run_folder import FinishedRun  # most searches begin with none
 
     for run in settings.search.warm_start:
         try:

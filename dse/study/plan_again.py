@@ -13,9 +13,9 @@ from dse.config.compose import request
 from dse.config.options import problems_of_files
 from dse.errors import ConfigError, Problem
 from dse.errors.parsing import parse_json
-from dse.evaluation.settings import ExecutorSettings
-from dse.results.finished_run import FinishedRun
+from dse.evaluation.evaluators import ExecutorSettings
 from dse.results.output_files import file_error
+from dse.results.run_folder import FinishedRun
 from dse.space import get_path
 from dse.study.plan import Plan, plan
 

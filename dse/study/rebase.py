@@ -22,10 +22,10 @@ from sqlalchemy import func, select
 from dse.errors import ConfigError, Problem, pairs, validate_as
 from dse.errors.parsing import parse_json
 from dse.errors.terminal import bar
-from dse.store.contract import Context, StoreAt
+from dse.store.contract import Context, StoreAt, key_bytes
 from dse.store.database import StoreError, is_missing
 from dse.store.owner import Owner
-from dse.store.result_rows import fits, key_bytes
+from dse.store.result_rows import fits
 from dse.store.result_store import FORMER_SCHEMA, SCHEMA, Store, owners, results, studies
 from dse.study.fidelity import point_at_level
 from dse.study.levels import Level

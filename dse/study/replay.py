@@ -9,9 +9,8 @@ from typing import Any
 from dse.backend import Replay
 from dse.errors import ConfigError, Problem, pairs
 from dse.results import output_files, report
-from dse.results.finished_run import FinishedRun
-from dse.results.output_files import frame
-from dse.results.run_folder import CommandAnswer, Outputs, results
+from dse.results.output_files import frame, plain
+from dse.results.run_folder import CommandAnswer, FinishedRun, Outputs, results
 from dse.study.plan import Plan
 from dse.study.plan_again import Present, plan_again
 from dse.values import content_key as identity
@@ -65,7 +64,7 @@ def _row(outputs: Outputs, start: str) -> Any:
 def _design(planned: Plan, row: Any) -> Any:
     """Return the design of a row, which must have the row's key."""
     space = planned.spaces.get(str(row["scenario"]))
-    chosen = {path: _plain(row[path]) for path in planned.knobs if path in row.dropna()}
+    chosen = {path: plain(row[path]) for path in planned.knobs if path in row.dropna()}
     blocks = [] if space is None else list(space.resolve(chosen))
     for block in blocks:
         # present code may make another design of the same values
@@ -73,10 +72,6 @@ def _design(planned: Plan, row: Any) -> Any:
             return block.design
     rule = "was made by other code or another configuration, and cannot be run again as it was"
     raise ConfigError([Problem("key", rule, row["key"], "run the study again, or give its config_dir=")])
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value  # scalars of NumPy, as designs hold plain values
 
 
 @output_files.working_on_folders

@@ -10,13 +10,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from dse.errors.texts import ambiguous
-from dse.evaluation.settings import ExecutorSettings
+from dse.evaluation.evaluators import ExecutorSettings
 from dse.results.pareto import Answer
 from dse.results.selection import SelectionRule
-from dse.search import Limit, Search
-from dse.search.question import constraints
+from dse.search import Limit, Search, constraints
 from dse.store.contract import StoreAt
-from dse.study.levels import Fidelity
 from dse.values import Frozen
 from dse.values.units import Integer, Number, illegal
 
@@ -93,10 +91,13 @@ class Study(Frozen):
     answer: Answer = Answer()
 
 
+MOST_TRIALS = 10_000_000
+
+
 class Budget(Frozen):
     """The `budget` group. trials: distinct points per scenario."""
 
-    trials: Annotated[Integer, Field(ge=1, le=10_000_000)]
+    trials: Annotated[Integer, Field(ge=1, le=MOST_TRIALS)]
 
 
 def _tracking_uri(uri: str) -> str:
@@ -160,6 +161,26 @@ class Decide(Frozen):
 
     least: Annotated[Number, Field(gt=0, lt=1)] = 0.8
     samples: Annotated[Integer, Field(ge=0, le=100_000)] = 256
+
+
+class Fidelity(Frozen):
+    """The `fidelity` group. levels: options of the group `simulator` from the coarsest to the finest, the study's own
+    level among them as `study`; none for no ladder.
+
+    near: relative excess over the front, in the worst objective, up to which points are promoted. sample: points of a
+    scenario that are drawn at random beside them. most: points of a scenario promoted to a level, the sample not
+    counted; a quarter is kept for where levels disagree. rounds: how often these are sought. most_tasks: a level
+    whose points have more tasks in all is left out, with the reason; null for no bound.
+    """
+
+    name: str
+    description: str = ""
+    levels: tuple[str, ...] = ()
+    near: Annotated[Number, Field(ge=0, le=10)] = 0.02
+    sample: Annotated[Integer, Field(ge=0, le=100_000)] = 8
+    most: Annotated[Integer, Field(ge=1, le=100_000)] = 16
+    rounds: Annotated[Integer, Field(ge=0, le=100)] = 2
+    most_tasks: Annotated[Integer, Field(ge=1)] | None = None
 
 
 class Settings(Frozen):

@@ -179,7 +179,7 @@ class Sheet:
     def __init__(self, path: Path, layout: TableLayout) -> None:
         import pyarrow as pa
 
-        self._path, self._layout = path, layout
+        self._path = path
         self._part = path.with_suffix(".part")
         self._schema = layout.schema
         # an Arrow stream is written and read in batches, and needs no footer

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from dse.backend import Result, Results
 from dse.evaluation.calls import call
-from dse.evaluation.local import POOL_PAYS_S
+from dse.evaluation.evaluators import POOL_PAYS_S
 from dse.space import Block, KeyedBlock
-from dse.store.result_rows import Fresh
+from dse.store.contract import Fresh
 from dse.store.result_store import Store
 from dse.study.plan import Plan
 from dse.study.table import Baselines, ScenarioRows, Sheet, TableLayout

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dse.results.finished_run import FinishedRun, read
+from dse.results.run_folder import FinishedRun, read
 from dse.space import Assignment, Knob, Space, get_path
 from dse.study.plan import Plan
 

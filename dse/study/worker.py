@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 from dse.errors import ConfigError, Problem, Problems, pairs
 from dse.errors.parsing import parse_json
 from dse.errors.terminal import bar
-from dse.evaluation.local import Evaluator
-from dse.evaluation.settings import ExecutorSettings
-from dse.evaluation.signals import SignalInterrupt, Stop, stoppable
+from dse.evaluation.evaluators import Evaluator, ExecutorSettings
+from dse.evaluation.workers import SignalInterrupt, Stop, stoppable
 from dse.results.provenance import code_version, differences
 from dse.store.contract import StoreAt
 from dse.store.database import is_missing

@@ -2,7 +2,7 @@
 
 One Optuna study per scenario of a study run, `<study>/<time>/<scenario>`: the points are its trials, COMPLETE with the
 values of the objectives, or PRUNED with the reason where there are none. Constraints tell which are feasible, as in a
-search (`dse.search.question.constraints`): samplers ignore trials that FAIL. Trials present already, by their key, are
+search (`dse.search.constraints`): samplers ignore trials that FAIL. Trials present already, by their key, are
 not written again.
 """
 
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dse.errors import hidden
+from dse.results.output_files import plain
 from dse.results.run_folder import Outputs
 from dse.results.selection import NUMBER, SelectionRule, shown_rows
 from dse.store.owner import lock_file
@@ -193,7 +194,7 @@ def _trial(row: Mapping[str, Any], shared: _TrialProperties) -> Any:
     """Convert a row of the table to a finished trial, without parameters for inactive knobs."""
     from optuna.trial import FrozenTrial, TrialState
 
-    params = {path: _plain(row[path]) for path in shared.distributions if not _is_missing(row[path])}
+    params = {path: plain(row[path]) for path in shared.distributions if not _is_missing(row[path])}
     constraints = constraints_of(shared.study, row, shared.goals)
     has_result = constraints["result"] <= 0
     trial = FrozenTrial(
@@ -206,7 +207,7 @@ def _trial(row: Mapping[str, Any], shared: _TrialProperties) -> Any:
         datetime_complete=shared.time,
         params=params,
         distributions={path: shared.distributions[path] for path in params},
-        user_attrs={name: _plain(row[name]) for name in _ABOUT if not _is_missing(row[name])},
+        user_attrs={name: plain(row[name]) for name in _ABOUT if not _is_missing(row[name])},
         system_attrs={},
         intermediate_values={},
     )
@@ -219,16 +220,12 @@ def _distribution(column: Any) -> Any:
     """Build Optuna's distribution of the evaluated values of a knob."""
     from optuna import distributions
 
-    values = [_plain(value) for value in column.dropna().unique()]
+    values = [plain(value) for value in column.dropna().unique()]
     if not values or any(isinstance(value, str | bool) for value in values):
         # None: the knob counts in no row
         return distributions.CategoricalDistribution(sorted(values, key=str) or [None])
     kind = distributions.IntDistribution if isinstance(values[0], int) else distributions.FloatDistribution
     return kind(min(values), max(values))
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
 
 
 def _is_missing(value: Any) -> bool:

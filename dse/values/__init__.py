@@ -165,6 +165,9 @@ def _marked(kind: type[BaseModel]) -> frozenset[str]:
     return frozenset(name for name, extra in extras if isinstance(extra, dict) and extra.get("structural"))
 
 
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
 def put(model: BaseModel, path: str, value: Any) -> Any:
     """A frozen model with the leaf at a dotted path replaced; the value is taken as it is, and may be an array."""
     name, _, below = path.partition(".")
@@ -175,6 +178,13 @@ def put(model: BaseModel, path: str, value: Any) -> Any:
     else:
         changed = put(inner, below, value) if below else value
     return model.model_copy(update={name: changed})  # not validated: it may be an array
+
+
+def put_all(model: _Model, values: Mapping[str, Any]) -> _Model:
+    """A frozen model with several leaves replaced, by dotted path; see `put`."""
+    for path, value in values.items():
+        model = put(model, path, value)
+    return model
 
 
 _Value = TypeVar("_Value")

@@ -20,7 +20,7 @@ second protocol sends a flag with every word, so half of what it sends is payloa
 tuning table (`src/graph/tuning.cc`) gives it 1/4 to 1/6 of the latency; 1/4 is used.
 
 Where a node's library has constants of a collective that were fitted to measurements, these count instead
-(`simulators.costs.protocols`); where the machine's model of collectives is `links`, what the library's kernels move
+(`simulators.costs.transfer`); where the machine's model of collectives is `links`, what the library's kernels move
 over the links of the node (`simulators.costs.transfer`), as in schedules. A switch that adds (`in_switch`) takes 2
 steps for an all-reduce, in which a GPU sends (1 + 1/n) S, and 1 otherwise, with S sent for a reduce-scatter and S / n
 for an all-gather; the GPU adds nothing.
@@ -37,8 +37,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dse.values import Memo
-from simulators.costs.protocols import in_switch_seconds, protocol_seconds
-from simulators.costs.transfer import TransferMode, alone, library_cus, link_utilisation
+from simulators.costs.transfer import (
+    TransferMode,
+    alone,
+    in_switch_seconds,
+    library_cus,
+    link_utilisation,
+    protocol_seconds,
+)
 from simulators.hardware.machine import System
 from simulators.hardware.network import ExpertLibrary, InSwitch, Node, Protocols, SwitchRate
 from simulators.hardware.network import Pattern as LinkPattern

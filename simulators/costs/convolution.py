@@ -48,7 +48,6 @@ from simulators.hardware.shared import SharedConvolution, shared_constants
 
 Floats = NDArray[np.float64]
 
-ALGORITHMS = ("implicit_gemm", "winograd_2x2", "winograd_4x4", "fft")
 _SPLITS = (1, 2, 4, 8, 16, 32)  # parts of k, as libraries offer them
 _WIDE_MENU = Menu.of([(128, 128)], _SPLITS)
 _NARROW_MENU = Menu.of([tile for side in (64, 32, 16, 8) for tile in ((128, side), (side, 128))], _SPLITS)

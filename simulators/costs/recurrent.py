@@ -1,5 +1,4 @@
-"""Recurrent layers alone: LSTM, GRU and vanilla, forward and both backward passes, step after step or with weights
-kept.
+"""Recurrent layers alone: LSTM, GRU and vanilla, forward and both backward passes, step after step.
 
 A cell of g gates, hidden size h, batch n, t steps, without the product of its input (DeepBench's skip-input layers):
 
@@ -18,10 +17,6 @@ y (`latency_s`) is fitted for each device and precision: the latency of a chain 
 times as long as a batch of 16 or 64. d = (y / 0.1 us)^(1/4): devices that wait longer for loads launch more slowly,
 too; the exponent is empirical. The other numbers are the same for all devices (chosen on DeepBench, software of 2016 to
 2018). Symbols as in `simulators.costs.gemm.fitted`. FLOP of a step: 2 g h^2 n; bytes: b (g h^2 + (g + 1) h n).
-
-Weights kept on the chip (`persistent`): they are read once, and a step waits for the arithmetic, for its states, and
-for all CUs to meet; only where the weights fit into the register files (256 KiB a CU). Derived; no shipped table
-measures it.
 """
 
 from __future__ import annotations
@@ -45,8 +40,6 @@ _FILTER_S = 100e-6  # of the filter pass: packing, and reductions of the biases
 _SLOWNESS = (1e-7, 0.25)  # latency of a device whose launches take as long as that, and the power that they go with
 _PASSES = 10.0  # element-wise over gates and state in each step: small kernels at poor bandwidth
 _UNSPLIT = (16, 32)  # batches beyond the first, up to the second, run on a kernel that does not split K
-_REGISTER_BYTES = 256.0 * 1024  # of a CU (SM), that can keep weights
-_MEET_S = 3e-6  # until every CU has seen that all have ended a step
 
 
 def recurrent(chip: Chip, gates: ArrayLike, hidden: ArrayLike, batch: ArrayLike, steps: ArrayLike) -> Cost:
@@ -78,18 +71,6 @@ def _fixed(chip: Chip, launched: Floats, gates: Floats) -> tuple[Floats, Floats]
     fused = gates != GATES["lstm"]  # libraries fuse GRU and vanilla, not LSTM
     begin = (gates + 1) * np.asarray(chip.fused_setup_s)
     return np.where(fused, begin, 0.0), np.where(fused, 0.0, launched)
-
-
-def persistent(chip: Chip, gates: ArrayLike, hidden: ArrayLike, batch: ArrayLike, steps: ArrayLike) -> Cost:
-    """Cost of a forward pass whose weights stay in the register files; infinite time where they do not fit."""
-    g, h, n, t = (np.asarray(value, float) for value in np.broadcast_arrays(gates, hidden, batch, steps))
-    element = np.asarray(chip.element_bytes)
-    weights, states = element * g * h * h, element * (g + 1) * h * n
-    flop = 2 * g * h * h * n
-    step = np.maximum(flop / chip.reached_flop_per_s, states / chip.bandwidth) + _MEET_S
-    seconds = np.asarray(chip.launch_s) + weights / chip.bandwidth + t * step
-    fits = weights <= _REGISTER_BYTES * np.asarray(chip.cus)  # else they would be read again in each step
-    return Cost.of(flop * t, weights + t * states, np.where(fits, seconds, np.inf))
 
 
 def _step(chip: Chip, sizes: tuple[Floats, Floats, Floats], *, depth: Floats, repeats: Floats) -> Floats:

@@ -2,6 +2,52 @@
 
 The node is symmetric, so one representative GPU is simulated: what it receives, it also sends. A route names the
 incoming links that a peer's data loads, the bytes on each (transit on a ring), and the order in which data arrives.
+
+Collectives by a library with three protocols, as NCCL and RCCL have them, and by a switch that adds and copies.
+
+A collective of S bytes among n GPUs on N nodes takes s dependent steps, in which a GPU sends w bytes:
+
+    collective       S                               s                  w
+    all_reduce       the tensor every GPU holds      2(N + n/N - 2)     2(n-1)/n S
+    all_gather       the tensor every GPU ends with  N + n/N - 2        (n-1)/n S
+    reduce_scatter   the tensor every GPU begins with   as all_gather
+    all_to_all       what a GPU sends to all, itself included   as all_gather
+    send_recv        the message                     1                  S
+
+    B      = bytes_per_s scaling^d      d = log2(n / 2) inside a node, log2(n / N) across nodes;
+                                        inside a node each doubling to n by (n-1) / (n-2) at most, as w grows
+    LL     = launch + s ll_step    + w / (ll_share B) + ll_fill min(1, S / (4096 n))
+    LL128  = launch + s ll128_step + w / (ll128_share B)
+    Simple = launch + simple + max(s step + w / (copy_speed B) + s fill min(1, w / fill_bytes), w / B)
+    T      = max(host, min(LL, LL128, Simple))
+
+LL sends a flag with every four bytes and needs no fence, LL128 one with every 120; Simple waits for fences and fills a
+pipeline of chunks that grow with the message until the library's buffers are full (NCCL, `src/graph/tuning.cc`, which
+has a base latency for each protocol and one for each of its steps; the form of the filling is derived). LL gives a
+message to one channel of 512 threads with a word of 8 bytes for each rank, before it takes more channels
+(`src/enqueue.cc`), so that it waits for that many threads from 4096 n bytes on. Where CTAs copy faster than the links
+carry (`copy_speed`), the waits of some channels are hidden behind the bytes of others (derived).
+
+The library takes no minimum of true times but of its own estimates, with r = n / s (`tuned`, of rings over NVLink):
+
+    6.6 us + 0.6 us s + S / (r ll),    14 us + 1.9 us s + S / (r ll128),    8.4 us + 3.4 us s + S / (r simple)
+
+so that times step where it changes over (2.27 to 2.30, `ncclTopoTuneModel`, `ncclTopoGetAlgoTime`). All-gathers and
+reduce-scatters are rings; an all-reduce is chosen among rings, trees and the switch, which are not told apart here.
+
+Across nodes chains run inside the nodes and between them, by as many NICs as a node has GPUs in the group, so that
+their rates add up (derived). Where a host calls one collective after another, the GPU whose host is ahead waits in the
+kernel for the others, which takes no less than the time between two calls (`host`, derived; a GPU whose own host is
+last sees the rest alone). Eleven or twelve constants for each collective, fitted on at most 24 rows (`dse machine
+calibrate`).
+
+By a switch (NVLink SHARP, multimem) a GPU orders the reduction of its share of a tensor, which the switch reads from
+all GPUs, and writes the sum once, which the switch copies to all of them:
+
+    T = latency + w / min(B, c r)       w = (1 + 1/n) S for an all-reduce, else S      c: CTAs, r: rate of a CTA
+
+The links carry all of S: out of a GPU for a reduction, into it for a copy; an all-reduce does both at once, and its sum
+goes out once more (derived). Three constants for each collective, fitted on at most 12 rows.
 """
 
 from __future__ import annotations
@@ -13,10 +59,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.costs.protocols import protocol_seconds
 from simulators.hardware.machine import Gpu, System
-from simulators.hardware.network import Node, Pattern, Protocols, Route, SwitchRate, links
+from simulators.hardware.network import CollectiveKind, Node, Pattern, Protocols, Route, SwitchRate, TunedRates, links
 
+Floats = NDArray[np.float64]
+_TUNED_S, _TUNED_STEP_S = (6.6e-6, 14e-6, 8.4e-6), (0.6e-6, 1.9e-6, 3.4e-6)  # of LL, LL128, Simple (NCCL, tuning.cc)
+_FULL_CHANNEL = 512 * 8  # bytes of each rank with which every thread of a channel has a word of LL
 CommEngine = Literal["cu", "dma"]
 Mover = Literal["cu", "dma", "store", "switch"]
 """Engine of a transfer: kernels on CUs of their own, copy engines, stores of the workgroups that compute, or the switch
@@ -31,7 +79,7 @@ _FILLED = 0.95  # share of the links from which they count as the limit, for its
 class Rates:
     """Payload rate [bytes/s] of an engine over one route, and the name of what bounds it."""
 
-    bytes_per_s: NDArray[np.float64]
+    bytes_per_s: Floats
     limiter: str
 
 
@@ -140,7 +188,7 @@ def switched(node: Node, pattern: Pattern) -> SwitchRate:
     return rates[pattern]
 
 
-def link_utilisation(demand: ArrayLike) -> NDArray[np.float64]:
+def link_utilisation(demand: ArrayLike) -> Floats:
     """Share u of the links' rate that CUs reach, for a demand of x times that rate: u = x / sqrt(1 + x^2).
 
     Issue-bound and link-bound times, added in quadrature (derived); within 2.3 % of RCCL's all-reduce on 2 to 32
@@ -173,7 +221,7 @@ def setup(system: System, *, by: TransferMode) -> ArrayLike:
     return np.asarray(system.gpu.cu_copy.setup_s) * steps / 2  # measured with two steps
 
 
-def library_s(system: System, received_bytes: ArrayLike, *, by: TransferMode) -> NDArray[np.float64] | None:
+def library_s(system: System, received_bytes: ArrayLike, *, by: TransferMode) -> Floats | None:
     """Time [s], after its launch, of a library's collective by which a GPU receives so many bytes (an all-reduce: both
     ways); None unless the machine names the cost model `library` and the node's was measured by size.
 
@@ -202,7 +250,7 @@ def _protocols(system: System, pattern: Pattern) -> Protocols | None:
     return node.protocols().get(pattern)
 
 
-def alone(system: System, payload_bytes: ArrayLike, *, by: TransferMode) -> NDArray[np.float64]:
+def alone(system: System, payload_bytes: ArrayLike, *, by: TransferMode) -> Floats:
     """Isolated time [s] of a collective of `payload_bytes`, launched as a library would.
 
     The host launches DMA copies one after another and waits for each: (n - 1) (control + schedule + sync), and the
@@ -262,7 +310,7 @@ def saturating_cus(system: System, pattern: Pattern, *, share: float) -> int:
     return int(every[np.argmax(paces >= share * paces[-1])])  # the first that reaches it
 
 
-def late_start_s(gpu: Gpu, gemm_s: ArrayLike, *, by: Mover) -> NDArray[np.float64]:
+def late_start_s(gpu: Gpu, gemm_s: ArrayLike, *, by: Mover) -> Floats:
     """Time [s] of a GEMM's run that passes until kernels launched beside it move data; `gemm_s`: its time alone.
 
     Their workgroups wait for others to leave, on the slowest of all GPUs: measured as a share of the GEMM's time that
@@ -273,9 +321,7 @@ def late_start_s(gpu: Gpu, gemm_s: ArrayLike, *, by: Mover) -> NDArray[np.float6
     return np.asarray(share * gemm_s)
 
 
-def slowed_beside_gemm(
-    system: System, active: Sequence[Route], *, by: TransferMode, withheld: ArrayLike = 0
-) -> NDArray[np.float64]:
+def slowed_beside_gemm(system: System, active: Sequence[Route], *, by: TransferMode, withheld: ArrayLike = 0) -> Floats:
     """Factor (0, 1] on the rate of transfers while a GEMM runs. withheld: CUs that it does not get.
 
     CUs: each takes `cu_copy_beside_gemm` times as long for a byte, so links that few CUs fill suffer and links that
@@ -291,7 +337,7 @@ def slowed_beside_gemm(
     return np.minimum(_cu_fill(system, active, slow) / _cu_fill(system, active, by), 1.0)  # 1 + 1 ulp is none
 
 
-def beside_engines(gpu: Gpu, *, withheld: ArrayLike) -> NDArray[np.float64]:
+def beside_engines(gpu: Gpu, *, withheld: ArrayLike) -> Floats:
     """Factor (0, 1] on the rates of a GEMM and of transfers by DMA engines beside one another, both alike.
 
     What `dma_beside_gemm` adds to 1 is of a GEMM on all CUs: requests in flight, and with them the queues at caches and
@@ -301,15 +347,83 @@ def beside_engines(gpu: Gpu, *, withheld: ArrayLike) -> NDArray[np.float64]:
     return np.asarray(1 / (1 + (np.asarray(gpu.contention.dma_beside_gemm, float) - 1) * share))
 
 
-def _cu_fill(system: System, active: Sequence[Route], by: TransferMode) -> NDArray[np.float64]:
+def _cu_fill(system: System, active: Sequence[Route], by: TransferMode) -> Floats:
     used = {name for other in active for name in other.loads}  # each link once, however many routes share it
     capacity = links(system.node)
     return kernel_share(system, by, sum(np.asarray(capacity[name]) for name in sorted(used)))
 
 
-def kernel_share(system: System, by: TransferMode, bytes_per_s: ArrayLike) -> NDArray[np.float64]:
+def kernel_share(system: System, by: TransferMode, bytes_per_s: ArrayLike) -> Floats:
     """Share u of what links of a total rate [bytes/s] carry at most, that kernels on `by.cus` CUs reach."""
     copy = system.gpu.cu_copy
     factor = _all_to_all_factor(system, by.pattern)
     carried = np.asarray(bytes_per_s) * copy.link_efficiency
     return link_utilisation(np.asarray(by.cus) * copy.bytes_per_s_per_cu * factor / carried)
+
+
+def protocol_seconds(
+    constants: Protocols, kind: CollectiveKind, num_gpus: ArrayLike, payload: ArrayLike, *, num_nodes: ArrayLike = 1
+) -> Floats:
+    """Time [s] of a collective of `payload` bytes among 2 or more GPUs; 0 for one GPU. Arrays broadcast."""
+    n, size, nodes = (np.asarray(number, float) for number in (num_gpus, payload, num_nodes))
+    passes, together = 2.0 if kind == "all_reduce" else 1.0, n / nodes  # scattered, then gathered
+    steps, wire = passes * (nodes + together - 2), passes * (n - 1) / n * size
+    if kind == "send_recv":
+        steps, wire = np.ones(()), size
+    # rates grow or fall with each doubling of the GPUs beyond two, or of those in a node
+    doublings = np.log2(np.where(nodes > 1, np.maximum(together, 1), np.maximum(n, 2) / 2))
+    rate = constants.bytes_per_s * np.where(
+        nodes > 1, constants.scaling**doublings, _growth(constants.scaling, doublings)
+    )
+    setup_s, host_s = (0.0 if part is None else part for part in (constants.simple_s, constants.host_s))
+    low_latency = steps * constants.ll_step_s + wire / (constants.ll_share * rate)
+    if constants.ll_fill_s is not None:
+        low_latency = low_latency + constants.ll_fill_s * np.minimum(1.0, size / (_FULL_CHANNEL * n))
+    flag_of_128 = steps * constants.ll128_step_s + wire / (constants.ll128_share * rate)
+    carried = wire / rate
+    waits = steps * constants.step_s
+    if constants.fill_s is not None:  # chunks grow until the buffers are full
+        waits = waits + steps * constants.fill_s * np.minimum(1.0, wire / constants.fill_bytes)
+    simple = setup_s + waits + carried
+    if constants.copy_speed is not None:
+        simple = setup_s + np.maximum(waits + carried / constants.copy_speed, carried)
+    if constants.tuned is None:
+        seconds = constants.launch_s + np.minimum(np.minimum(low_latency, flag_of_128), simple)
+    else:
+        first, second, third = _estimates(constants.tuned, steps, n, size)
+        larger = np.where(second <= third, flag_of_128, simple)
+        seconds = constants.launch_s + np.where(first <= np.minimum(second, third), low_latency, larger)
+    # the GPU whose host is ahead waits for the others
+    return np.asarray(np.where(n > 1, np.maximum(seconds, host_s), 0.0), float)
+
+
+def _estimates(tuned: TunedRates, steps: Floats, n: Floats, size: Floats) -> list[Floats]:
+    """Times [s] by LL, LL128 and Simple that the library expects of a ring."""
+    rates = (tuned.ll_bytes_per_s, tuned.ll128_bytes_per_s, tuned.bytes_per_s)
+    share = size * (np.maximum(steps, 1.0) / n)
+    tuned_s = zip(_TUNED_S, _TUNED_STEP_S, rates, strict=True)
+    return [base + step * steps + share / np.asarray(rate) for base, step, rate in tuned_s]
+
+
+def _growth(scaling: ArrayLike, doublings: Floats) -> Floats:
+    """Factor on the rate inside a node after doublings of two GPUs, by which more GPUs never take less time."""
+    factor = np.ones(doublings.shape)
+    for step in range(1, 1 + int(np.ceil(doublings.max(initial=0.0)))):
+        gpus = 2.0 ** (step + 1)
+        # bytes that each GPU sends grow by as much
+        growth = np.minimum(scaling, (gpus - 1) / (gpus - 2))
+        factor = factor * growth ** np.clip(doublings - (step - 1), 0.0, 1.0)
+    return np.asarray(factor)
+
+
+def in_switch_seconds(
+    constants: SwitchRate, kind: str, num_gpus: ArrayLike, payload: ArrayLike, *, num_ctas: ArrayLike = np.inf
+) -> Floats:
+    """Time [s] of a collective of `payload` bytes that the switch computes; 0 for one GPU. Arrays broadcast.
+
+    num_ctas: that order it; as many as it takes unless said otherwise.
+    """
+    n, size = np.asarray(num_gpus, float), np.asarray(payload, float)
+    wire = size * (1 + 1 / n) if kind == "all_reduce" else size  # the reduced share goes out once more
+    rate = np.minimum(constants.bytes_per_s, np.asarray(num_ctas) * constants.bytes_per_s_per_cta)
+    return np.asarray(np.where(n > 1, constants.latency_s + wire / rate, 0.0), float)

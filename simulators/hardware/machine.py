@@ -16,8 +16,7 @@ import numpy as np
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import InitErrorDetails
 
-from dse.config.options import conf_dir, is_shipped, list_options, option_file
-from dse.config.yaml_checks import load_yaml, unreadable
+from dse.config.options import conf_dir, is_shipped, list_options, load_yaml, option_file, unreadable
 from dse.errors import MISSING, ConfigError, Problem, did_you_mean, validate_as
 from dse.files import read_text
 from dse.space import get_path

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field, model_validator
 
-from dse.errors.rules import Rule
+from dse.space.blocks import Rule
 from dse.values import Frozen, knob
 from dse.values.units import Integer, Number, Seconds
 from simulators.hardware.parts import ABSENT, LACKS, Bandwidth, Duration, Grown, Part, WithSources
@@ -38,7 +38,7 @@ class TunedRates(Frozen):
 
 
 class Protocols(Grown):
-    """Fitted constants of one collective, inside a node or across nodes (equations in `simulators.costs.protocols`).
+    """Fitted constants of one collective, inside a node or across nodes (equations in `simulators.costs.transfer`).
 
     launch_s: of a call, to which Simple adds simple_s (None: nothing). ll_step_s, ll128_step_s, step_s: latency of a
     step by LL, LL128 and Simple. ll_share, ll128_share: share of the rate that LL and LL128 reach. bytes_per_s: rate of
@@ -112,7 +112,7 @@ class CollectiveLibrary(Grown):
 
 
 class SwitchRate(Frozen):
-    """Constants of one collective that the switch computes (`simulators.costs.protocols.in_switch_seconds`).
+    """Constants of one collective that the switch computes (`simulators.costs.transfer.in_switch_seconds`).
 
     latency_s: of the smallest message, barriers included. bytes_per_s: rate of a GPU's links. bytes_per_s_per_cta: rate
     of a CTA that orders loads and stores.

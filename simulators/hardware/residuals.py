@@ -159,6 +159,11 @@ def read_groups(file: Path) -> Iterator[ResidualGroup]:
         yield ResidualGroup(**{name: values[name] for name in COLUMNS})
 
 
+def single(value: Any) -> float:
+    """A number of a design; draws are of single designs."""
+    return float(np.asarray(value, float).reshape(-1)[0])
+
+
 def software_of(schedule: str) -> str:
     """Key of the errors of overlaps: the implementation, or the option, that a schedule is named after."""
     return schedule.partition(" ")[0]

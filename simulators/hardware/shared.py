@@ -8,8 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dse.config.options import conf_dir
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import conf_dir, load_yaml
 from dse.errors import validate_as
 from dse.values import Frozen
 from dse.values.units import Number
@@ -76,7 +75,6 @@ class SharedConstants(SourcedValue):
 
     hbm_share: of the HBM bandwidth, that kernels reach where it was not fitted. hbm_draw: times its even
     share of the bandwidth that a CU can draw. streamed_share: likewise, of streams.
-    sector_bytes: what a memory access moves at least. index_bytes: of an index of a lookup.
     """
 
     name: str
@@ -84,8 +82,6 @@ class SharedConstants(SourcedValue):
     hbm_share: Positive
     hbm_draw: Positive
     streamed_share: Positive
-    sector_bytes: Positive
-    index_bytes: Positive
     gemm: SharedGemm
     library: SharedLibrary
     convolution: SharedConvolution

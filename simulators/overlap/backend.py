@@ -12,8 +12,7 @@ from pydantic import BaseModel
 
 from dse.backend import STATUSES, Backend, Batch, Columns, Replay, Results, Tree, pieces
 from dse.errors import Problem
-from dse.errors.rules import Rule, problems, reasons
-from dse.space.blocks import Grid, grids, results_by_batch, split
+from dse.space.blocks import Grid, Rule, grids, problems, reasons, results_by_batch, split
 from dse.values import Memo, has_axis, put
 from simulators.hardware.network import link_rules
 from simulators.overlap.design import (

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from dse import plugins
 from dse.backend import Tree
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
-from dse.errors.rules import Rule
 from dse.space import get_path
+from dse.space.blocks import Rule
 from dse.values import LABELS, Frozen, Memo, condition, neutral_values
 from simulators.hardware.machine import System, peak_format, reads
 from simulators.hardware.system import ScheduleSystem

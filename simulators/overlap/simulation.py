@@ -21,7 +21,7 @@ from dse.errors import Broken, ConfigError, Problem, Problems, did_you_mean, fau
 from dse.space.blocks import Grid
 from dse.values import Memo, leaves
 from simulators.hardware.machine import System
-from simulators.hardware.residuals import Draws, JointDraws, software_of
+from simulators.hardware.residuals import Draws, JointDraws, single, software_of
 from simulators.hardware.system import WholeNode
 from simulators.overlap.design import OverlapDesign, Schedule
 from simulators.overlap.metrics import METRICS, Floats, cost_proxy, measure, measure_worst
@@ -264,13 +264,11 @@ class _ScheduleErrors:
         drawn = spans[:-1]
         if getattr(self.design.schedule, "family", "") == _SERIAL:
             return drawn
-        alone = sum(
-            _single(self.graph.grid_total("alone_s", self.graph.of_kind(kind))) for kind in ("gemm", "transfer")
-        )
+        alone = sum(single(self.graph.grid_total("alone_s", self.graph.of_kind(kind))) for kind in ("gemm", "transfer"))
         speedup = alone / float(spans[-1])
         gemm = self._first_gemm()
         key = software_of(getattr(self.design.schedule, "name", ""))
-        sizes = {"speedup": speedup} | ({} if gemm is None else {"m": _single(gemm.m)})
+        sizes = {"speedup": speedup} | ({} if gemm is None else {"m": single(gemm.m)})
         name = f"{self.design.schedule} {self.design.workload.name}"
         # no schedule takes less than the longer of GEMM and collective alone
         ideal = losses(graph, spans)["ideal_s"][:-1]
@@ -281,11 +279,11 @@ class _ScheduleErrors:
 
     def _gemm(self) -> Floats:
         """Factors [S] on GEMMs: as tables have them, m of outputs and n of tokens, on one GPU."""
-        seconds = _single(self.graph.grid_total("ideal_s", self.graph.of_kind("gemm")))
+        seconds = single(self.graph.grid_total("ideal_s", self.graph.of_kind("gemm")))
         gemm, sizes = self._first_gemm(), {"seconds": seconds}
         if gemm is None:
             return self.draws.factor("gemm", self.design.workload.name, sizes=sizes)
-        shared: dict[str, Any] = {name: _single(getattr(gemm, name)) for name in "mnk"}
+        shared: dict[str, Any] = {name: single(getattr(gemm, name)) for name in "mnk"}
         shared[gemm.split] /= float(gemm.shards)
         sizes |= {"m": shared["n"], "n": shared["m"], "k": shared["k"]}
         name = " ".join(f"{sizes[size]:g}" for size in "mnk")
@@ -293,14 +291,10 @@ class _ScheduleErrors:
 
     def _transfer(self) -> Floats:
         tasks = self.graph.of_kind("transfer")
-        moved = _single(self.graph.grid_total("moved_bytes", tasks))
-        gpus = _single(self.design.system.node.num_gpus)
-        sizes = {"seconds": _single(self.graph.grid_total("alone_s", tasks)), "bytes": moved, "gpus": gpus}
+        moved = single(self.graph.grid_total("moved_bytes", tasks))
+        gpus = single(self.design.system.node.num_gpus)
+        sizes = {"seconds": single(self.graph.grid_total("alone_s", tasks)), "bytes": moved, "gpus": gpus}
         return self.draws.factor("collective", f"{moved:.3g}", key="inside", sizes=sizes)
-
-
-def _single(value: Any) -> float:
-    return float(np.asarray(value, float).reshape(-1)[0])
 
 
 def _makespans(graph: TaskGraph) -> Floats:

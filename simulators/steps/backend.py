@@ -18,9 +18,8 @@ from pydantic import BaseModel
 
 from dse.backend import STATUSES, Backend, Batch, Columns, Metric, Replay, Results, Tree
 from dse.errors import Problem, Problems, did_you_mean
-from dse.errors.rules import Rule, problems, reasons
 from dse.space import get_path
-from dse.space.blocks import Grid, results_by_batch
+from dse.space.blocks import Grid, Rule, problems, reasons, results_by_batch
 from dse.values import LABELS, Frozen, Memo, has_axis, put
 from simulators.costs.chip import Chip
 from simulators.costs.gemm import gemms_of
@@ -28,11 +27,10 @@ from simulators.costs.gemm.fitted import FittedGemms
 from simulators.costs.power import sustained_clock
 from simulators.hardware.device import Device, ScheduledDevice
 from simulators.hardware.machine import Gpu, reads
-from simulators.hardware.number_formats import Format
 from simulators.hardware.parts import Precision
-from simulators.hardware.pim import InstructionSet
+from simulators.hardware.pim import Format, InstructionSet
 from simulators.steps.blocks import model_blocks
-from simulators.steps.conditions import condition_of
+from simulators.steps.choices import condition_of
 from simulators.steps.contention import ContendedPlatform
 from simulators.steps.design import (
     OPTIONAL,

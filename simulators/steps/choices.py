@@ -1,10 +1,14 @@
-"""Choices of a step: what it may overlap, and values of knobs where it overlaps nothing."""
+"""Choices of a step: what it may overlap, values of knobs where it overlaps nothing, and conditions of its knobs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from dse.backend import Tree
+from dse.values import AtLeast, AtMost
+from simulators.steps.design import NONE
+from simulators.steps.quantised import OF_PIM
 from simulators.steps.sites import SERIAL, SITES
 
 CHOICES: Mapping[str, Mapping[str, Any]] = {
@@ -26,3 +30,34 @@ OFF: Mapping[str, Any] = {path: value for knobs in CHOICES.values() for path, va
 """Every knob of these -> its value where nothing is done."""
 DECIDING = ("tokens", "sums", "halves of prompts", "exchanges of experts")
 """Choices that sites, or others that decide of sites, need."""
+
+_SEVERAL = AtLeast(2)
+_TRAINING = {"run.mode": "training"}
+CONDITIONS: Mapping[str, Mapping[str, Any]] = {
+    "parallel.split_ctas": {"parallel.tp": _SEVERAL, "run.mode": "prefill"},
+    "parallel.reductions": {**_TRAINING, "parallel.dp": _SEVERAL, "parallel.zero": AtMost(1)},
+    "parallel.reshard": {"parallel.zero": 3},
+    "parallel.prefetch": {"parallel.zero": 3},
+    "parallel.pipeline": {"parallel.pp": _SEVERAL},
+    "parallel.virtual_stages": {"parallel.pipeline": "interleaved"},
+    "parallel.messages": {"parallel.pp": _SEVERAL},
+    "parallel.ends": {"parallel.pp": _SEVERAL},
+    "parallel.context": {"parallel.cp": _SEVERAL},
+    "parallel.etp": {"parallel.ep": _SEVERAL},
+    "parallel.shard_gpus": {**_TRAINING, "parallel.zero": AtLeast(1)},
+    "parallel.exchanges": {"parallel.ep": _SEVERAL},
+    "optimizer.in_backward": {**_TRAINING, "run.micro_batches": AtMost(1)},
+}
+"""Knob -> the values of others with which it changes something."""
+
+
+def condition_of(path: str, tree: Tree) -> Mapping[str, Any]:
+    """Values of others with which a knob of a step counts."""
+    section, _, name = path.partition(".")
+    if path in CONDITIONS:
+        return CONDITIONS[path]
+    if path == "run.sequence_length" and isinstance(tree.get("lengths"), Mapping):
+        return {"lengths.name": NONE}
+    of_memory = path == "system.gpu.staged_bytes" or path.startswith("system.gpu.pim.")
+    of_pim = section == "instructions" or of_memory or (section == "quantised" and name in OF_PIM)
+    return {"quantised.made_by": "pim"} if of_pim else {}

@@ -11,13 +11,12 @@ from pydantic import ConfigDict
 
 from dse.backend import Tree
 from dse.errors import ConfigError
-from dse.errors.rules import Rule
+from dse.space.blocks import Rule
 from simulators.hardware.device import Device, ScheduledDevice
 from simulators.hardware.machine import Gpu
 from simulators.hardware.network import link_rules
-from simulators.hardware.number_formats import Format
 from simulators.hardware.parts import Grown, Precision, StreamingRates
-from simulators.hardware.pim import InstructionSet
+from simulators.hardware.pim import Format, InstructionSet
 from simulators.steps.groups import leaves_node
 from simulators.steps.parallel_rules import parallel_rules, pass_rules
 from simulators.steps.quantised import QuantisedWeights

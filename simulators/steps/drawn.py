@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators.costs.collective import Group
-from simulators.hardware.residuals import Draws, JointDraws, software_of
+from simulators.hardware.residuals import Draws, JointDraws, single, software_of
 from simulators.steps.design import StepDesign
 from simulators.steps.experts import TokenExchange
 from simulators.steps.operators import Exchange, Op, OperatorCost, Platform, Product, Stream
@@ -43,35 +43,35 @@ class StepErrors:
 
     def of_operator(self, op: Op, cost: OperatorCost) -> Floats:
         """Factors [S] on the time of an operator that is no collective."""
-        sizes = {"seconds": _single(cost.seconds)}
+        sizes = {"seconds": single(cost.seconds)}
         if op.kind in _OF_ATTENTION:
             return self.draws.factor("attention", op.name, key=self.kernels, sizes=sizes)
         if isinstance(op.work, Product):
-            sizes |= {name: _single(getattr(op.work, name)) for name in ("m", "n", "k")}
+            sizes |= {name: single(getattr(op.work, name)) for name in ("m", "n", "k")}
             key = self.linear if op.kind in ("linear", "fc") else self.precision
             return self.draws.factor("gemm", _name(sizes, "mnk"), key=key, sizes=sizes)
         if isinstance(op.work, Stream):
-            sizes["bytes"] = _single(op.work.bytes)
+            sizes["bytes"] = single(op.work.bytes)
             return self.draws.factor("elementwise", op.name, key=op.work.like or "", sizes=sizes)
         return self.draws.factor("gemm", op.name, key=self.precision, sizes=sizes)  # recurrent layers, convolutions
 
     def of_exchange(self, work: Exchange, group: Group, seconds: Any) -> Floats:
         """Factors [S] on the time of a collective, or of an exchange of tokens by its library."""
-        nodes, sizes = _single(group.num_nodes), {"seconds": _single(seconds), "gpus": _single(group.num_gpus)}
+        nodes, sizes = single(group.num_nodes), {"seconds": single(seconds), "gpus": single(group.num_gpus)}
         if isinstance(work, TokenExchange) and group.experts is not None:
-            sizes |= {"tokens": _single(work.tokens), "nodes": nodes, "sms": float(group.experts.num_sms)}
+            sizes |= {"tokens": single(work.tokens), "nodes": nodes, "sms": float(group.experts.num_sms)}
             return self.draws.factor("exchange", work.direction, key=work.direction, sizes=sizes)
-        sizes |= {"bytes": _single(work.payload_bytes), "nodes": nodes}
+        sizes |= {"bytes": single(work.payload_bytes), "nodes": nodes}
         key = "across nodes" if nodes > 1 else "inside" if group.switched(work.pattern) is None else "in switch"
         return self.draws.factor("collective", f"{work.pattern} {sizes['bytes']:.3g} {nodes}", key=key, sizes=sizes)
 
     def of_overlap(self, schedule: Any, workload: Workload, length: Any) -> Floats:
         """Factors [S] on the speed-up of a site by a schedule. length: of the site over that of a serial one."""
-        speedup = 1 / max(_single(length), 1e-9)
+        speedup = 1 / max(single(length), 1e-9)
         gemm = workload.operators["gemm"]
-        sizes = {"speedup": speedup, "m": _single(gemm.m)}  # type: ignore[union-attr]
+        sizes = {"speedup": speedup, "m": single(gemm.m)}  # type: ignore[union-attr]
         key = software_of(schedule.name)
-        name = f"{schedule.name} {_single(gemm.m):g} {_single(gemm.n):g} {_single(gemm.k):g}"  # type: ignore[union-attr]
+        name = f"{schedule.name} {single(gemm.m):g} {single(gemm.n):g} {single(gemm.k):g}"  # type: ignore[union-attr]
         return self.draws.factor("overlap", name, key=key, sizes=sizes)
 
     def of_host(self, times: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,8 +102,3 @@ def draw_steps(
 
 def _name(sizes: Mapping[str, float], names: str) -> str:
     return " ".join(f"{sizes[name]:g}" for name in names)
-
-
-def _single(value: Any) -> float:
-    """A number of a design; draws are of single designs."""
-    return float(np.asarray(value, float).reshape(-1)[0])

@@ -18,8 +18,7 @@ from dse.backend import Tree
 from dse.errors import ConfigError, Problem
 from dse.space import get_path, set_path
 from dse.values import Frozen
-from simulators.steps.choices import CHOICES, DECIDING, OFF
-from simulators.steps.conditions import condition_of
+from simulators.steps.choices import CHOICES, DECIDING, OFF, condition_of
 from simulators.steps.layouts import Steps
 from simulators.steps.sites import SERIAL, SITES, site_condition
 

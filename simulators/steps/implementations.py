@@ -1,4 +1,4 @@
-"""Software that overlaps a GEMM and its collective (`conf/implementation`): its schedules, and what they cost there.
+"""Software that overlaps a GEMM and its collective (`conf/implementation`): schedules, their costs, and the command.
 
 A schedule says what runs beside what; barriers, time of the host, tiles and rates belong to the software that runs it.
 At a site the name of an implementation stands for its schedule in the order of the site (`sites.ffn_in=flux`).
@@ -6,9 +6,10 @@ At a site the name of an implementation stands for its schedule in the order of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,13 +17,18 @@ from pydantic import Field
 
 from dse import plugins
 from dse.config.options import list_options
-from dse.errors import ConfigError, Problem, validate_as
-from dse.errors.rules import Rule
+from dse.errors import ConfigError, Problem, did_you_mean, validate_as
+from dse.results.run_folder import CommandAnswer
+from dse.space.blocks import Rule
 from dse.values import Frozen, Provenance, Source
 from dse.values.units import Bytes, with_prefix
 from simulators.hardware.machine import merged
 from simulators.hardware.parts import Precision
 from simulators.workloads.model_zoo import option_tree
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
 
 Place = Literal["before", "after", "beside"]
 Mode = Literal["training", "prefill", "decode"]
@@ -115,3 +121,60 @@ def implementation(name: str) -> Implementation | None:
         return None
     tree = option_tree(GROUP, name)
     return validate_as(Implementation, tree, path=f"{GROUP}/{name}") if "schedules" in tree else None
+
+
+def list_implementations(words: Sequence[str]) -> CommandAnswer:
+    """`implementations [<name> ...]`: all in a table, or those named with each constant and its source.
+
+    Raises ConfigError.
+    """
+    names = list(list_options(GROUP))
+    for word in words:
+        if word not in names:
+            raise ConfigError([Problem(word, "is no implementation", way_out=did_you_mean(word, names))])
+    chosen = [software for name in (words or names) if (software := implementation(name)) is not None]
+    if words:
+        parts = [part for software in chosen for part in (_head(software), _sources(software))]
+        return CommandAnswer(Path(), tuple(parts))
+    hint = "python -m dse implementations <name> shows the source of each constant; sites.ffn_in=<name> takes one"
+    return CommandAnswer(Path(), (_table(chosen), hint))
+
+
+def _table(chosen: Sequence[Implementation]) -> Table:
+    from rich.table import Table
+
+    shown = Table(title=f"Software that overlaps a GEMM and its collective ({GROUP})")
+    for name in ("name", "software", "GPUs", "formats", "schedules", "constants"):
+        shown.add_column(name, overflow="fold")
+    for software in chosen:
+        counts = Counter(source.provenance for source in software.sources.values())
+        known = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
+        gpus, formats = (", ".join(values) or "all" for values in (software.gpus, software.precisions))
+        schedules = "\n".join(f"{place}: {tree['schedule']}" for place, tree in software.schedules.items())
+        shown.add_row(software.name, software.description, gpus, formats, schedules, known)
+    return shown
+
+
+def _head(software: Implementation) -> str:
+    rows = f"; fitted on {len(software.fitted_on)} measured rows" if software.fitted_on else ""
+    return f"{software.name}: {software.description}; in {', '.join(software.modes)}{rows}"
+
+
+def _sources(software: Implementation) -> Table:
+    from rich.table import Table
+
+    shown = Table("constant", "value", "known", "source")
+    tree = software.model_dump(mode="json")
+    for path, source in software.sources.items():
+        shown.add_row(path, _value(tree, path), source.provenance, source.source)
+    return shown
+
+
+def _value(tree: dict[str, Any], path: str) -> str:
+    """The value at a path; what lies below it is shown at its own path."""
+    node: Any = tree
+    for name in path.split("."):
+        node = node.get(name) if isinstance(node, dict) else None
+    if isinstance(node, list):
+        return ", ".join(map(str, node))
+    return "" if node is None or isinstance(node, dict) else str(node)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dse.errors.rules import Rule
+from dse.space.blocks import Rule
 from simulators.workloads.experts import MixtureOfExperts
 from simulators.workloads.model import Parallel, Run, Transformer
 

@@ -8,6 +8,7 @@ of tp are one chain: what follows an all-reduce needs its sum.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.steps.beside_weights import beside_weights
 from simulators.steps.context import expose_rings
 from simulators.steps.exchanges import LayersBeside, OverlappedExchanges
 from simulators.steps.operators import (
@@ -241,3 +241,24 @@ class MicroBatch:
     def copies(self) -> CopyCosts:
         """Costs that low-precision copies of weights add."""
         return copy_costs(self)
+
+
+def beside_weights(ops: Sequence[Op], costs: Sequence[OperatorCost], interference: ArrayLike) -> list[OperatorCost]:
+    """Costs of operators of which each backward sum runs beside the gradient of weights that follows it at once.
+
+    The sum of an input's gradients over tp (all-reduce, or reduce-scatter of sequence parallelism) is launched before
+    the gradient of the same layer's weights, which does not need it. With c the sum's time, w the product's alone, and
+    f the slowdown of kernels while others move data (`gpu.contention.gemm_beside_cus`), both end after
+
+        T = max(c, w + (f - 1) min(c, w))
+
+    of which w counts as the product's and the rest as the sum's (derived; Megatron-LM's asynchronous all-reduce,
+    `megatron/mpu/layers.py` of NVIDIA/Megatron-LM at 189e72a).
+    """
+    result = list(costs)
+    for place, (op, following) in enumerate(itertools.pairwise(ops)):
+        if isinstance(op.work, Exchange) and op.work.over == "tp" and op.phase == "backward" and following.weight:
+            summed, product = costs[place].seconds, costs[place + 1].seconds
+            slowed = product + (np.asarray(interference) - 1) * np.minimum(summed, product)
+            result[place] = replace(costs[place], seconds=np.maximum(summed, slowed) - product)
+    return result

@@ -32,9 +32,8 @@ from pydantic import Field, model_validator
 from dse.values import knob
 from dse.values.units import Integer, Number
 from simulators.costs.gemm.fitted import LARGEST_TILE
-from simulators.hardware.number_formats import Format
 from simulators.hardware.parts import SourcedValue
-from simulators.hardware.pim import Direction, InstructionSet, Pim, commands_per_word
+from simulators.hardware.pim import Direction, Format, InstructionSet, Pim, commands_per_word
 from simulators.steps.operators import (
     ModelBlock,
     Op,

@@ -35,8 +35,8 @@ from dse import plugins
 from dse.backend import Interval, Tree
 from dse.errors import ConfigError, Problem, Problems, did_you_mean, validate_as
 from dse.errors.parsing import parse_yaml
-from dse.errors.rules import Rule
 from dse.space import get_path
+from dse.space.blocks import Rule
 from dse.values import AtLeast, Memo, leaves
 from simulators.costs.collective import Pattern
 from simulators.costs.transfer import library_cus

@@ -25,8 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from dse.config.options import conf_dir
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import conf_dir, load_yaml
 from dse.errors import validate_as
 from dse.values import Frozen
 from dse.values.units import Number

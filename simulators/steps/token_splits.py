@@ -3,7 +3,7 @@
 In each layer the halves A and B take turns, attention of A, of B, feed-forward of A, of B; what a half computes waits
 for its own sum, which runs beside the other half's kernels on `parallel.split_ctas` CTAs. One kernel adds in the switch
 and computes the norm that follows, each GPU of its share of the tokens (arXiv:2505.11329). With the CTAs c, the norm's
-time N(c) on so many CUs, and B, r, w as of `simulators.costs.protocols.in_switch_seconds`:
+time N(c) on so many CUs, and B, r, w as of `simulators.costs.transfer.in_switch_seconds`:
 
     T = latency + max(w / B, w / (c r) + N(c))
 
@@ -25,8 +25,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.chip import Chip
 from simulators.costs.collective import Group
-from simulators.costs.protocols import in_switch_seconds
 from simulators.costs.streaming import streaming_cost
+from simulators.costs.transfer import in_switch_seconds
 from simulators.hardware.parts import StreamingRates
 
 Floats = NDArray[np.float64]

@@ -7,4 +7,4 @@ LOOKS = {
     "work": ("work", "navy", "p"),
     "waiting": ("waiting", "lime", "p"),
 }
-"""Kind of a task, cause of time -> its label, colour and marker in figures (`dse.plots.palette`)."""
+"""Kind of a task, cause of time -> its label, colour and marker in figures (`dse.plots.labels`)."""

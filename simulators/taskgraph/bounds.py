@@ -173,13 +173,13 @@ class LinearBound:
     binds: Mapping[str, float]
 
 
-def linear_bound(graph: TaskGraph, design: int = 0, *, intervals: int = 8) -> LinearBound:
-    """The bound of one design, with time cut into at most so many intervals; more are tighter, and slower.
+def linear_bound(graph: TaskGraph, *, intervals: int = 8) -> LinearBound:
+    """The bound of the first design, with time cut into at most so many intervals; more are tighter, and slower.
 
     The variables are the lengths of the intervals, the share of each task's work in each interval in which it may run,
     and the time for which each group of a contention law is active. Raises RuntimeError where the solver fails.
     """
-    return _Program(_TimedGraph(graph, design, intervals)).solve()
+    return _Program(_TimedGraph(graph.take(np.array([0])), intervals)).solve()
 
 
 @dataclass
@@ -212,14 +212,8 @@ class LinearRows:
 class _TimedGraph:
     """The graph of one design with times alone, and the windows of time in which its tasks may run."""
 
-    graph: TaskGraph
-    design: int
+    one: TaskGraph
     intervals: int
-
-    @cached_property
-    def one(self) -> TaskGraph:
-        """Graph of the design alone."""
-        return self.graph.take(np.array([self.design]))
 
     @cached_property
     def work_s(self) -> Floats:

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.taskgraph.classes import Classes, classes_of
 from simulators.taskgraph.graph import Floats, TaskGraph
+from simulators.taskgraph.symmetry import Classes, classes_of
 
 Flags = NDArray[np.bool_]
 # ends that close are one instant, whose order slopes decide
@@ -132,7 +132,7 @@ class _FairRates:
         return self.solved[key]
 
     def _fair(self, count: NDArray[np.intp]) -> _Dual:
-        """Weighted max-min fair rates, priority after priority (see `simulators.taskgraph.max_min_fairness`)."""
+        """Weighted max-min fair rates, priority after priority (see `simulators.engines.event`)."""
         rate = _Dual.zeros(count.size, self.alike.size)
         cap, exhausted = self._caps(count), np.zeros(len(self.graph.resources), np.bool_)
         # counts do not change along a direction
@@ -191,7 +191,7 @@ class _Events:
     def __init__(self, graph: TaskGraph, classes: Classes, columns: _Dual) -> None:
         directions = columns.slope.shape[1]
         self.alike = np.ones(directions, np.bool_)
-        self._graph, self._of = graph, classes.of
+        self._of = classes.of
         self._rates = _FairRates(graph, classes, columns, self.alike)
         self._work, self._delay = columns[graph.at["work"]], columns[graph.at["delay"]]
         self._now = _Dual(np.zeros(()), np.zeros(directions))

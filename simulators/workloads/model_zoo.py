@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dse import plugins
-from dse.config.options import list_options, option_file
-from dse.config.yaml_checks import load_yaml, unreadable
+from dse.config.options import list_options, load_yaml, option_file, unreadable
 from dse.errors import ConfigError, Problem, did_you_mean
 from simulators.hardware.machine import tree_of
 from simulators.workloads.experts import MixtureOfExperts
@@ -66,7 +65,7 @@ def _path(group: str, name: str) -> Path | None:
     return path if path.is_file() else None
 
 
-def _read(path: Path, group: str = "models") -> dict[str, Any]:
+def _read(path: Path, group: str) -> dict[str, Any]:
     problems = unreadable(path)
     if problems:
         raise ConfigError(problems)

@@ -75,11 +75,6 @@ class Gemm(Frozen):
         m, n, k = 1.0 * self.m, 1.0 * self.local_n, 1.0 * self.local_k
         return self.element_bytes * (m * k + k * n) + self.out_bytes
 
-    @property
-    def arithmetic_intensity(self) -> float:
-        """FLOP per byte of compulsory traffic."""
-        return self.flop / self.bytes
-
 
 class Collective(Frozen):
     """A tensor of rows x cols elements of which every GPU exchanges 1/num_gpus with each peer.
@@ -142,11 +137,6 @@ class Embedding(Frozen):
         """FLOP: an addition for each element of each row."""
         return 1.0 * self.pooling * self.rows * self.tables * self.dim
 
-    @property
-    def arithmetic_intensity(self) -> float:
-        """FLOP per byte."""
-        return self.flop / self.bytes
-
 
 class Gemv(Frozen):
     """C[n, m] = W[n, k] X[k, m] for few tokens m: a decode step, bound by reading the weights of this GPU."""
@@ -173,11 +163,6 @@ class Gemv(Frozen):
     def flop(self) -> float:
         """FLOP: 2 m n k."""
         return 2.0 * self.m * self.n * self.k
-
-    @property
-    def arithmetic_intensity(self) -> float:
-        """FLOP per byte."""
-        return self.flop / self.bytes
 
 
 class Mlp(Frozen):
@@ -206,11 +191,6 @@ class Mlp(Frozen):
         """Compulsory traffic: read both inputs and write the output of each GEMM [bytes]."""
         elements = 2.0 * self.rows * self.width + 1.0 * self.width * self.width
         return ELEMENT_BYTES[self.precision] * self.num_gemms * elements
-
-    @property
-    def arithmetic_intensity(self) -> float:
-        """FLOP per byte."""
-        return self.flop / self.bytes
 
 
 class Elementwise(Frozen):
@@ -242,11 +222,6 @@ class Elementwise(Frozen):
     def flop(self) -> float:
         """Operations on all elements."""
         return 1.0 * self.flop_per_element * self.rows * self.cols
-
-    @property
-    def arithmetic_intensity(self) -> float:
-        """FLOP per byte."""
-        return self.flop / self.bytes
 
 
 Compute = Gemm | Embedding | Gemv | Mlp | Elementwise

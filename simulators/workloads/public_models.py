@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dse import plugins
-from dse.config.options import conf_dir
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import conf_dir, load_yaml
 
 
 @plugins.cached_until_refresh

@@ -112,11 +112,6 @@ class Lengths(SourcedValue):
         return self
 
 
-def sequence_lengths(lengths: Lengths, seed: int) -> Integers:
-    """Lengths [num_sequences or fewer] of the sequences of a data set within its bounds: a seeded, unordered sample."""
-    return _draw_lengths(lengths, np.random.default_rng(seed))
-
-
 def iteration_lengths(lengths: Lengths, batch: int, seed: int) -> Integers:
     """Sequence lengths [N] of the iterations of one epoch in their order: the longest sequence of each batch.
 

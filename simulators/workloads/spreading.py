@@ -33,7 +33,7 @@ class PipelineSchedule(Frozen):
     `beside` the layers of the first and the last stage, or count as layers themselves, so that these have one less
     (`account_for_embedding_in_pipeline_split`, `account_for_loss_in_pipeline_split` of Megatron-LM). backward_sums:
     of tp in the backward pass, which all waits for, or which run beside gradients of weights
-    (`simulators.steps.beside_weights`). exchanges: of experts, which all waits for, or which run beside the shared
+    (`simulators.steps.passes`). exchanges: of experts, which all waits for, or which run beside the shared
     expert or the other of two micro-batches; a design that waits for them says nothing of it, so that old designs keep
     their keys.
     """

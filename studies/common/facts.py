@@ -7,8 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dse.config.options import conf_dirs
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import conf_dirs, load_yaml
 from dse.files import read_csv
 
 

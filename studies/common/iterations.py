@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dse.errors import ConfigError
-from dse.results.finished_run import FinishedRun
-from dse.values import put
+from dse.results.run_folder import FinishedRun
 from simulators.steps.backend import StepBackend
 from simulators.steps.design import OF_LENGTHS, StepDesign
 
@@ -31,10 +30,3 @@ def legal_base(run: FinishedRun, **sections: Any) -> StepDesign | None:
     """The same; None if it breaks a rule, too."""
     design = base(run, **sections)
     return None if design is None or StepBackend().problems(design) else design
-
-
-def at(design: StepDesign, values: Mapping[str, Any]) -> StepDesign:
-    """Return a design with numbers, or arrays, set by dotted path."""
-    for path, value in values.items():
-        design = put(design, path, value)
-    return design

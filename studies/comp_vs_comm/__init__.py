@@ -14,16 +14,16 @@ import numpy as np
 from dse.plots import Draw
 from dse.results.answer import tables_of_winners
 from dse.results.claims import ClaimResult
-from dse.results.finished_run import FinishedRun
-from dse.results.run_folder import Outputs
+from dse.results.run_folder import FinishedRun, Outputs
 from dse.space import Case
+from dse.values import put_all
 from simulators.steps.backend import iteration
 from simulators.steps.design import StepDesign
 from simulators.steps.projection import COMMUNICATION, Profile, Size, by_kind, project_layer
 from simulators.workloads.model_zoo import model_tree
 from simulators.workloads.public_models import public
 from studies.common.facts import facts
-from studies.common.iterations import at, base, step_tree
+from studies.common.iterations import base, step_tree
 from studies.comp_vs_comm.cases import (
     AXES,
     BATCH,
@@ -276,7 +276,7 @@ def _profile(design: StepDesign, baseline: Mapping[str, Any]) -> Profile:
     size = Size(baseline["hidden"], baseline["sequence_length"], baseline["batch"], 1)
     # profiled on hardware of today
     sizes = {WIDTH: size.hidden, LENGTH: size.sequence_length, BATCH: size.batch, FASTER: 1.0, "parallel.dp": 1}
-    alone, ring = (by_kind(iteration(at(design, {**sizes, TP: tp}))) for tp in (1, baseline["ring"]))
+    alone, ring = (by_kind(iteration(put_all(design, {**sizes, TP: tp}))) for tp in (1, baseline["ring"]))
     return Profile(size, {**alone, COMMUNICATION: ring[COMMUNICATION]}, baseline["ring"])
 
 
@@ -288,7 +288,7 @@ def _against(
     signed: mean error instead, above 0 where projections are too long.
     """
     sizes = _sizes(table)
-    ours = by_kind(iteration(at(design, {**sizes, "parallel.dp": 1})))
+    ours = by_kind(iteration(put_all(design, {**sizes, "parallel.dp": 1})))
     size = Size(*(sizes[path] for path in AXES[:4]))
     theirs = project_layer(_profile(design, baseline), size, sizes[FASTER])
     errors = {

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from dse.plots import Axis, FigureSheet, Frame, tables
 from simulators.steps.design import StepDesign
 from studies.common.facts import read_rows
-from studies.common.sentences import reach
 from studies.comp_vs_comm.cases import TP
+from studies.plain import reach
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,20 +13,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables
-from dse.plots.palette import label
-from dse.plots.quantities import with_unit
+from dse.plots.labels import label, with_unit
 from dse.results.claims import ClaimResult
 from dse.results.decisions import with_ranges
-from dse.results.finished_run import FinishedRun
+from dse.results.run_folder import FinishedRun
 from simulators.costs.power import collective_w
 from simulators.costs.transfer import TransferMode, alone, saturating_cus
 from simulators.hardware.machine import System
 from simulators.hardware.network import Pattern
 from simulators.hardware.system import ScheduleSystem
 from simulators.workloads.operators import ShapeList
-from studies.common.sentences import best_rows, capitalised, geometric_mean, most_frequent, reach
 from studies.conccl.runtime import runtime_rules
-from studies.plain import Plain
+from studies.plain import Plain, best_rows, capitalised, geometric_mean, most_frequent, reach
 
 if TYPE_CHECKING:
     import pandas as pd

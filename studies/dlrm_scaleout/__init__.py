@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dse.plots import Axis, Draw, FigureSheet, Frame, fronts, tables
-from dse.plots.palette import label
-from dse.results.finished_run import FinishedRun
+from dse.plots.labels import label
 from dse.results.published import PublishedFigure, read
-from studies.common.sentences import largest_row, most_frequent
+from dse.results.run_folder import FinishedRun
 from studies.fused_ops import STUDY as FUSED_OPS
-from studies.plain import Plain
+from studies.plain import Plain, largest_row, most_frequent
 
 if TYPE_CHECKING:
     import pandas as pd

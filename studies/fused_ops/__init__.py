@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse.config.options import conf_dir
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import conf_dir, load_yaml
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables
-from dse.plots.palette import label
+from dse.plots.labels import label
 from dse.results.claims import ClaimResult
-from dse.results.finished_run import FinishedRun
-from studies.common.sentences import largest_row
-from studies.plain import Plain
+from dse.results.run_folder import FinishedRun
+from studies.plain import Plain, largest_row
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,7 +100,7 @@ class FusedOps(Plain):
         )
         higher = [key for key, (bulk, fused) in demand.items() if fused > bulk * (1 + 1e-6)]
         falls = 2 * len(lower) > len(demand) and not higher  # in more than half
-        loss = 100 * float(_option("schedule", "fused_kernels")["occupancy_loss"])
+        loss = 100 * float(_fused_kernels()["occupancy_loss"])
         missed = (
             "our largest reduction is below 58 %, and so needs less; tensors of the paper's largest case are unknown"
         )
@@ -244,7 +242,7 @@ def _declared_rows(rows: pd.DataFrame, but: tuple[str, ...] = (), *, nearest: bo
     """Rows of the declared configuration, with the knobs of `but` left open. nearest: where a declared value was not
     searched, take the nearest number, or the first name.
     """
-    declared = _option("schedule", "fused_kernels")
+    declared = _fused_kernels()
     for name in _KNOBS:
         if name not in but and len(rows):
             column, wanted = rows[f"schedule.{name}"], declared[name]
@@ -322,8 +320,8 @@ def _remote_first(rows: pd.DataFrame) -> dict[str, ClaimResult]:
 
 
 @cache
-def _option(group: str, name: str) -> dict[str, Any]:
-    tree: dict[str, Any] = load_yaml(conf_dir() / group / f"{name}.yaml")
+def _fused_kernels() -> dict[str, Any]:
+    tree: dict[str, Any] = load_yaml(conf_dir() / "schedule" / "fused_kernels.yaml")
     return tree
 
 

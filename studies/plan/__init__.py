@@ -19,8 +19,7 @@ from dse.errors import ConfigError, Problem, Problems
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables, timelines
 from dse.results.answer import fastest_in_words
 from dse.results.decisions import Decision, gain_text
-from dse.results.finished_run import FinishedRun
-from dse.results.run_folder import CommandAnswer, Outputs
+from dse.results.run_folder import CommandAnswer, FinishedRun, Outputs
 from dse.results.words import AS_FAST, cell, gain_in_words
 from dse.space import get_path
 from simulators.steps.backend import StepBackend
@@ -36,11 +35,10 @@ from studies.plain import Plain
 from studies.plan.certainty import as_decided, decide
 from studies.plan.fitting import does_not_fit
 from studies.plan.flips import Uncertain
-from studies.plan.frameworks import tool_facts, ways
 from studies.plan.judged import answer as judgement
 from studies.plan.judged import decide_given, given_plan, is_judged, judgements, times_figure
 from studies.plan.plan_file import all_leaves, check_plan, read_plan
-from studies.plan.stacks import measured_line, named, software_line, stack_words
+from studies.plan.stacks import measured_line, named, software_line, stack_words, tool_facts, ways
 from studies.plan.step_plan import MEMORY, SITE_PATHS, TIME, StepPlan, alone_rows, plans, rates_of_a_gpu
 from studies.plan.stored_weights import stored_line
 

@@ -25,9 +25,8 @@ from simulators.steps.iteration import Iteration
 from simulators.steps.scenarios import APART
 from simulators.steps.scenarios import GIVEN as SECTION
 from simulators.steps.sites import SERIAL, SITES
-from studies.plan.frameworks import tool_facts
 from studies.plan.plan_file import put_in
-from studies.plan.stacks import software_line
+from studies.plan.stacks import software_line, tool_facts
 from studies.plan.step_plan import MEMORY, TIME, rates_of_a_gpu
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from dse.files import read_text
 from simulators.steps.choices import OFF
 from simulators.steps.sites import SERIAL, SITES, read_schedule
 from simulators.workloads.model import Optimizer, Parallel, Run
-from studies.plan.frameworks import tool_facts
+from studies.plan.stacks import tool_facts
 
 Plan = Mapping[str, Any]
 SECTIONS = ("sites", "parallel", "run", "optimizer", "system")

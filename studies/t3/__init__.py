@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables
-from dse.plots.quantities import with_unit
+from dse.plots.labels import with_unit
 from dse.results.claims import ClaimResult
-from dse.results.finished_run import FinishedRun
+from dse.results.run_folder import FinishedRun
 from search_spaces.triggered import TriggeredSchedule, traffic
 from simulators.costs.gemm.stages import stage_gemm
 from simulators.hardware.machine import System
 from simulators.hardware.system import ScheduleSystem
 from simulators.workloads.operators import ShapeList, Workload
 from studies.common.facts import facts
-from studies.common.sentences import geometric_mean, largest_row
-from studies.plain import Plain
+from studies.plain import Plain, geometric_mean, largest_row
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dse.analysis.contexts import Cases
 from simulators.workloads.operators import ShapeList
-from studies.ficco.rule import Node, judge_rule, learnt_rule, pick, tree_lines
+from studies.ficco import Node, judge_rule, learnt_rule, pick, tree_lines
 from tests.support import shipped
 from validation.ficco_rule import CHOOSE, drawn_shapes, kind, rule_of
 

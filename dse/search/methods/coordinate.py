@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from dse.errors import ConfigError, Problem, validate_as
+from dse.search import Outcome, SearchQuestion
 from dse.search.genes import Genes, Rows
-from dse.search.question import Outcome, SearchQuestion
 from dse.space import Assignment, Space
 from dse.values import Frozen
 from dse.values.units import Integer

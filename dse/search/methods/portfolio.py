@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from dse.errors import validate_as
+from dse.search import Outcome, SearchMethod, SearchQuestion
 from dse.search.methods import samplers, screened
-from dse.search.question import Outcome, SearchMethod, SearchQuestion
 from dse.space import Assignment
 from dse.values import Frozen, Memo
 from dse.values.units import Fraction, Integer

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dse.errors import ConfigError, Problem, Problems, not_installed
-from dse.search.question import MakeMethod, Outcome, SearchMethod, SearchQuestion, constraints
+from dse.search import MakeMethod, Outcome, SearchMethod, SearchQuestion, constraints
 from dse.space import Assignment, Knob
 from dse.values import Memo
 

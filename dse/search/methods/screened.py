@@ -22,9 +22,9 @@ from pydantic import Field
 from scipy.stats import qmc
 
 from dse.errors import validate_as
+from dse.search import SearchQuestion
 from dse.search.genes import Rows
 from dse.search.methods import archive
-from dse.search.question import SearchQuestion
 from dse.search.surrogate import Surrogate
 from dse.values.units import Fraction, Integer
 

@@ -34,7 +34,7 @@ from dse_calibration.foreign import TESTS, open_table
 from dse_calibration.measurements import MeasuredRows
 from simulators.costs.chip import Cost
 from simulators.costs.collective import Group, collective_cost
-from simulators.costs.protocols import in_switch_seconds, protocol_seconds
+from simulators.costs.transfer import in_switch_seconds, protocol_seconds
 from simulators.hardware.network import CollectiveKind, Node, Protocols, SwitchedKind, SwitchRate
 
 Floats = NDArray[np.float64]

@@ -154,7 +154,7 @@ PROTOCOL_PRIORS: Mapping[str, Prior] = {
     "fill_s": Prior(3e-6, 1.5, 0.01e-6, 1e-3),
     "fill_bytes": Prior(3e7, 1.5, 1e4, 1e9),
 }
-"""Priors of the constants of a collective inside a node (`simulators.costs.protocols`)."""
+"""Priors of the constants of a collective inside a node (`simulators.costs.transfer`)."""
 TUNED_PRIORS: Mapping[str, Prior] = {
     **{name: prior for name, prior in PROTOCOL_PRIORS.items() if not name.startswith("fill")},
     "ll_share": Prior(0.3, 0.7, 1e-3, 1.0),

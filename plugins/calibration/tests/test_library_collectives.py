@@ -29,7 +29,7 @@ from dse_calibration.collectives import (
 )
 from simulators.costs.collective import Group, collective_cost, machine_ring, node_ring
 from simulators.costs.expert_exchange import RoutedTokens, exchange_seconds
-from simulators.costs.protocols import in_switch_seconds, protocol_seconds
+from simulators.costs.transfer import in_switch_seconds, protocol_seconds
 from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
 from simulators.hardware.network import (

@@ -12,7 +12,7 @@ from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from dse.errors import ConfigError, Problem
-from dse.evaluation.signals import SIGNALS_OF_A_TERMINAL
+from dse.evaluation.workers import SIGNALS_OF_A_TERMINAL
 from dse_cluster.certificates import expiry
 from dse_cluster.remote import leave
 from dse_cluster.settings import ClusterExecutor, ClusterKind

@@ -25,17 +25,14 @@ import numpy as np
 
 from dse.backend import Result, Results
 from dse.errors import Broken, ConfigError, Problem
-from dse.evaluation.calls import BackendSpec
-from dse.evaluation.evaluators import EvaluatorKind, MakeEvaluator, Services
-from dse.evaluation.parts import Part, Piece, batched_parts, look_up, parts_of
-from dse.evaluation.settings import ExecutorSettings
-from dse.evaluation.signals import SignalInterrupt
+from dse.evaluation.calls import BackendSpec, Part, Piece, batched_parts, look_up, parts_of
+from dse.evaluation.evaluators import EvaluatorKind, ExecutorSettings, MakeEvaluator, Services
+from dse.evaluation.workers import SignalInterrupt
 from dse.results.provenance import code_version
 from dse.space import KeyedBlock
-from dse.store.contract import Session
+from dse.store.contract import Fresh, Session, key_bytes
 from dse.store.database import StoreError
 from dse.store.owner import me
-from dse.store.result_rows import Fresh, key_bytes
 from dse.store.session import StoreSession
 from dse_cluster.connection import ClusterError, connected
 from dse_cluster.remote import Answer, Order, evaluate

@@ -20,7 +20,7 @@ from pathlib import Path
 from dse.backend import Results
 from dse.errors import ConfigError, disk_is_full
 from dse.evaluation.calls import BackendSpec
-from dse.evaluation.local import Evaluator, OpenEvaluator
+from dse.evaluation.evaluators import Evaluator, OpenEvaluator
 from dse.plugins import refresh
 from dse.results.provenance import code_version, differences
 from dse.space import KeyedBlock

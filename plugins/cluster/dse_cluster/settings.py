@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from dse.errors import Problem, assignment, known_here
-from dse.evaluation.settings import ExecutorSettings
+from dse.evaluation.evaluators import ExecutorSettings
 from dse.values.units import Integer, Seconds, illegal
 
 _LOOPBACK = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?")

@@ -22,9 +22,8 @@ from distributed import Client, Future, LocalCluster
 from benchmarks import cluster as proof
 from dse.cli import main
 from dse.errors import Broken
-from dse.evaluation.calls import BackendSpec
+from dse.evaluation.calls import BackendSpec, parts_of
 from dse.evaluation.evaluators import evaluator_kind
-from dse.evaluation.parts import parts_of
 from dse.results.provenance import code_version
 from dse.space import Knob
 from dse.store.owner import me

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from dse.backend import STATUSES, Backend, Batch, Metric, Results, Tree
 from dse.config.options import list_options
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
-from dse.errors.rules import Rule, problems, reasons
+from dse.space.blocks import Rule, problems, reasons
 from dse.values import Frozen, Memo, distinct, has_axis, put
 from dse_codesign.machine import Base, Machine, assumptions
 from dse_codesign.plans import METRICS, best_plans, planned_step

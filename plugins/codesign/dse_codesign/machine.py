@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import load_yaml
 from dse.errors import validate_as
 from dse.values import Frozen, knob, put
 from dse.values.units import Bytes, Integer, Number

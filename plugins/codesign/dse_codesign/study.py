@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from dse.errors import ConfigError
 from dse.errors.parsing import parse_json
-from dse.plots.quantities import words
-from dse.results.finished_run import FinishedRun
-from dse.results.run_folder import Outputs
+from dse.plots.labels import words
+from dse.results.run_folder import FinishedRun, Outputs
 from dse.results.words import cell
 from dse.space import get_path
 from dse.study.settings import Decide

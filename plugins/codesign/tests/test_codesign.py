@@ -15,9 +15,9 @@ import pytest
 from dse.backend import Batch, check_results
 from dse.cli import main
 from dse.config.compose import request
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import load_yaml
 from dse.errors import ConfigError
-from dse.results.finished_run import FinishedRun
+from dse.results.run_folder import FinishedRun
 from dse.space import get_path
 from dse.values import leaves
 from dse_codesign import DATA

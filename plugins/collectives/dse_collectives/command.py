@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from dse.backend import Interval
 from dse.errors import ConfigError, Problem, Problems, pairs, validate_as
 from dse.errors.parsing import parse_yaml
-from dse.plots.quantities import with_unit
+from dse.plots.labels import with_unit
 from dse.results.run_folder import Outputs, writable
 from dse.results.words import cell
 from dse.values import Frozen

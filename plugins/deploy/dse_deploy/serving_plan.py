@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import yaml
 
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import load_yaml
 from dse.errors import ConfigError, Problem, Problems
 from dse.errors.parsing import parse_yaml
 from dse.files import read_text

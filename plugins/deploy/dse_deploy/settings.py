@@ -17,14 +17,14 @@ from typing import Any, Literal
 
 import yaml
 
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import load_yaml
 from dse.errors import ConfigError, Problem, Problems
 from dse.space import get_path
 from dse.values import Frozen
 from dse_deploy.user_buffers import LAYERS, METHODS, layers_of, sites_of, with_all_sums
 from simulators.steps.sites import SERIAL, SITES, read_schedule
-from studies.plan.frameworks import ToolFacts, tool_facts
 from studies.plan.plan_file import Plan, is_boolean, leaves_of, put_in
+from studies.plan.stacks import ToolFacts, tool_facts
 
 _TP = "parallel.tp"
 BY_LAYER = "by layer"

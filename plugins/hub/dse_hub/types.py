@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import load_yaml
 from dse_hub import DATA
 
 _SECTIONS = ("widths", "weights", "state", "names")

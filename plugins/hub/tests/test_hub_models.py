@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import load_yaml
 from dse.errors import ConfigError
 from dse_hub import DATA
 from dse_hub.model_file import hub_tree

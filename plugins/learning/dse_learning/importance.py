@@ -28,9 +28,8 @@ from numpy.typing import NDArray
 from dse.errors import ConfigError, Problem, did_you_mean, pairs
 from dse.errors.terminal import bar
 from dse.results import output_files
-from dse.results.finished_run import FinishedRun, read
 from dse.results.pareto import minimized
-from dse.results.run_folder import CommandAnswer
+from dse.results.run_folder import CommandAnswer, FinishedRun, read
 from dse.results.words import cell
 
 if TYPE_CHECKING:

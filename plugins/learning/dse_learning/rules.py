@@ -32,8 +32,7 @@ from dse.analysis.contexts import (
 from dse.errors import ConfigError, Problem, pairs
 from dse.errors.terminal import bar
 from dse.results import output_files
-from dse.results.finished_run import FinishedRun
-from dse.results.run_folder import CommandAnswer
+from dse.results.run_folder import CommandAnswer, FinishedRun
 from dse_learning.decision_tree import Leaf, Tree
 from dse_learning.tree_learning import TreeLimits, learn
 

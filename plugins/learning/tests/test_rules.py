@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from dse.analysis.contexts import Cases, ContextQuestion, Option, cases
 from dse.cli import main
-from dse.results.finished_run import FinishedRun
-from dse.results.run_folder import Outputs
+from dse.results.run_folder import FinishedRun, Outputs
 from dse_learning.decision_tree import Feature, Leaf, Node, Split, Tree
 from dse_learning.rules import folds, left_out, score_fixed_options, score_tree
 from dse_learning.tree_learning import TreeLimits, features, learn

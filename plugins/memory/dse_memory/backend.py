@@ -15,8 +15,8 @@ from pydantic import BaseModel
 from dse.backend import Backend, Batch, Columns, Interval, Metric, Replay, Result, Results, Tree
 from dse.config.options import list_options
 from dse.errors import Problem, Problems, did_you_mean, validate_as
-from dse.errors.rules import problems
 from dse.space import get_path
+from dse.space.blocks import problems
 from dse.values import LABELS
 from dse_memory.design import SECTIONS, MemoryDesign, rules
 from dse_memory.engine import READS, WRITES

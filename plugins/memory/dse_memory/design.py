@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
-from dse.errors.rules import Rule
 from dse.space import get_path
+from dse.space.blocks import Rule
 from dse.values import Frozen
 from dse.values.units import Integer
 from dse_memory.convolutions import ConvolutionPass, kernels, layers, unsupported_reason, written_out

@@ -9,11 +9,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from dse.backend import Backend, Batch, Columns, Law, Metric, Result, Results, Tree
-from dse.config.options import option_file
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import load_yaml, option_file
 from dse.errors import ConfigError, Problem, Problems
-from dse.errors.rules import problems
 from dse.space import get_path
+from dse.space.blocks import problems
 from dse.values import LABELS
 from dse_near_memory.controller import Controller
 from dse_near_memory.simulation import PARTS, Outcome, SubLayer

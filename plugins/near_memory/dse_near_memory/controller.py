@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from dse.errors.rules import Rule
+from dse.space.blocks import Rule
 from dse.values.units import Bytes, Integer, Seconds
 from dse_near_memory.address_map import LINE_BYTES
 from simulators.hardware.memory_system import Folds, whole_power

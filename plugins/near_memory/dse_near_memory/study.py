@@ -13,7 +13,7 @@ import numpy as np
 
 from dse.backend import Batch
 from dse.results.claims import ClaimResult
-from dse.results.finished_run import FinishedRun
+from dse.results.run_folder import FinishedRun
 from dse.space import set_path
 from dse_near_memory.backend import RequestBackend
 from dse_near_memory.simulation import PARTS

@@ -21,8 +21,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.costs.gemm.cost import GemmShape
-from simulators.costs.gemm.waves import WaveGemms
+from simulators.costs.gemm.waves import GemmShape, WaveGemms
 from simulators.hardware.machine import Gpu
 from simulators.hardware.parts import ELEMENT_BYTES
 

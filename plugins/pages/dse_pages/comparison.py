@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dse.plots.quantities import words
+from dse.plots.labels import words
 from dse.results import provenance
-from dse.results.finished_run import FinishedRun, read
+from dse.results.run_folder import FinishedRun, read
 from dse_pages import page, pictures, vega
 from dse_pages.points import PagePoints, read_points
 from dse_pages.tables import split

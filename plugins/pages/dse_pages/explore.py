@@ -25,7 +25,7 @@ from pydantic import ValidationError
 
 from dse.errors import ConfigError, Problem, pairs
 from dse.results import output_files
-from dse.results.finished_run import FinishedRun
+from dse.results.run_folder import FinishedRun
 from dse_pages import page, vega
 from dse_pages.points import PagePoints, read_points
 from dse_pages.query import Explorer, PageQuery

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.plots.palette import looks
-from dse.plots.quantities import words
+from dse.plots.labels import looks, words
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dse.files import read_text
-from dse.plots.palette import COLOURS
+from dse.plots.labels import COLOURS
 from dse.results import output_files, provenance, report
 from dse.results.answer import answer_tables, ranked_winners
 from dse.results.run_folder import Outputs

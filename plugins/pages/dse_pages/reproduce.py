@@ -20,8 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from dse.config.options import conf_dirs, list_options
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import conf_dirs, list_options, load_yaml
 from dse.errors import ConfigError, Problem, did_you_mean, pairs
 from dse.files import path_inside
 from dse.results import output_files, provenance

@@ -23,8 +23,7 @@ from playwright.sync_api import Page, expect
 
 from benchmarks.first_minute import page_overflow_px
 from dse.cli import main
-from dse.results.finished_run import FinishedRun, read
-from dse.results.run_folder import Outputs
+from dse.results.run_folder import FinishedRun, Outputs, read
 from dse_pages import charts, page, pictures
 from dse_pages.comparison import match_points, write_comparison
 from dse_pages.points import read_points

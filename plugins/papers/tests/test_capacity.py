@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from dse_papers.jitq.capacity import Base, Buffer, Copies, WeightCopies, grid
-from simulators.hardware.number_formats import Format
+from simulators.hardware.pim import Format
 from tests.support import shipped
 
 FORMATS = {name: Format.model_validate(tree) for name, tree in shipped("format").items()}

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from dse.cli import main
-from dse.results.finished_run import FinishedRun
+from dse.results.run_folder import FinishedRun
 from dse_papers import goldyloc
 from dse_papers.goldyloc.predictor import DegreePredictor, score_choices
 

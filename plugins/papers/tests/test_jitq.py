@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dse.cli import main
 from dse_papers.jitq import numerics
 from dse_papers.jitq.capacity import Base, Buffer, Copies, WeightCopies, capacity_saving
-from simulators.hardware.number_formats import Format
+from simulators.hardware.pim import Format
 from tests.support import shipped
 from tests.test_quantised import one
 

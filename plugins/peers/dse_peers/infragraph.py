@@ -12,8 +12,7 @@ from typing import Any
 
 import yaml
 
-from dse.config.options import conf_dir, list_options
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import conf_dir, list_options, load_yaml
 from dse.errors import ConfigError, Problem, Problems, did_you_mean, pairs
 from dse.files import atomic_replacement
 from dse.space import get_path

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dse.config.yaml_checks import MOST_BYTES as MOST_YAML_BYTES
+from dse.config.options import MOST_BYTES as MOST_YAML_BYTES
 from dse.errors import MOST_SHOWN, ConfigError, Problem, Problems, did_you_mean
 from dse.errors.parsing import parse_json, parse_yaml
 from dse.files import open_plain_file, read_text

@@ -15,9 +15,8 @@ import numpy as np
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables
 from dse.results.answer import tables_of_winners
 from dse.results.claims import Claim, ClaimResult, judge
-from dse.results.finished_run import FinishedRun
 from dse.results.published import PublishedFigure
-from dse.results.run_folder import Outputs
+from dse.results.run_folder import FinishedRun, Outputs
 from dse_memory.cache_policies import CachePolicies, application_categories, metrics_by_policy
 
 if TYPE_CHECKING:

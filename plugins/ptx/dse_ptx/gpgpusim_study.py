@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables
 from dse.results.claims import Claim, ClaimResult
-from dse.results.finished_run import FinishedRun
+from dse.results.run_folder import FinishedRun
 from dse_memory.convolution_patterns import ConvolutionPatterns
 from dse_ptx.networks import CONVOLUTIONS, TimedLaunch, timed_launches
 from dse_ptx.phases import LaunchPhase, camping_factor, figures, perfetto, phases_of, table

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import load_yaml
 from dse.errors import ConfigError, Problem, did_you_mean, validate_as
 from dse.values import Frozen
 from dse.values.units import Bytes, Integer, Number

@@ -8,9 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dse.plots import Axis, Draw, FigureSheet, Frame, searches
-from dse.plots.palette import label
-from studies.common.sentences import capitalised, extremes, most_frequent
-from studies.plain import Plain
+from dse.plots.labels import label
+from studies.plain import Plain, capitalised, extremes, most_frequent
 
 if TYPE_CHECKING:
     import pandas as pd

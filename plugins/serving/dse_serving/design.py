@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import load_yaml
 from dse.errors import ConfigError, Problem
 from dse.values import Frozen, Memo
 from dse.values.units import BytesPerSecond, Integer, Number, Seconds

@@ -15,8 +15,7 @@ import numpy as np
 import dse_serving.columns as at
 from dse.plots import Draw
 from dse.results.decisions import read_decision
-from dse.results.finished_run import FinishedRun
-from dse.results.run_folder import Outputs
+from dse.results.run_folder import FinishedRun, Outputs
 from dse.results.words import cell
 from dse.space import get_path
 from dse_serving import figures as serving_figures

@@ -17,7 +17,7 @@ from dse.cli import main
 from dse.config.compose import request
 from dse.errors import ConfigError
 from dse.files import read_csv
-from dse.results.finished_run import FinishedRun
+from dse.results.run_folder import FinishedRun
 from dse_serving.backend import ServingBackend
 from dse_serving.design import Serving, deployment_of, kernels
 from dse_serving.figures import within_limits

@@ -9,4 +9,4 @@ CONF = Path(__file__).with_name("conf")
 """Options that this plug-in brings."""
 
 LOOKS = {"synthesised": ("synthesised", "vermillion", "*")}
-"""Label, colour and marker of the schedule in figures (`dse.plots.palette`)."""
+"""Label, colour and marker of the schedule in figures (`dse.plots.labels`)."""

@@ -28,8 +28,8 @@ from pydantic import Field
 
 from dse.errors import ConfigError
 from dse.errors.parsing import parse_json
-from dse.errors.rules import Rule
 from dse.files import atomic_replacement, read_text
+from dse.space.blocks import Rule
 from dse.values import content_key, knob
 from dse.values.units import Integer
 from dse_synthesis.search import VERSION, ScheduleSearch

@@ -6,7 +6,7 @@ their chunks shared between DMA engines and a kernel; numbers are changed a few 
 of the compiled engine. Then structures are changed: intervals cut in two, ranges split and merged, movers exchanged,
 moves paused, GEMMs put elsewhere in the stream, the local shard divided; each with its numbers tuned, and accepted
 where it is no longer than what was accepted some changes before (late acceptance). What binds the bound
-(`search_spaces.bounds`) says whether moves or GEMMs are changed more often; the search ends at the bound. The same
+(`search_spaces.chunk_costs`) says whether moves or GEMMs are changed more often; the search ends at the bound. The same
 seed finds the same schedule.
 """
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from dse import plugins
 from dse_synthesis.sketches import Changes, Presets, Sketch, SketchSizes, TimedSketch
 from dse_synthesis.steps import Step
-from search_spaces.bounds import piece_bound
+from search_spaces.chunk_costs import piece_bound
 from search_spaces.comm_knobs import CommEngineKnobs
 from simulators.costs.transfer import library_cus
 from simulators.hardware.machine import System

@@ -10,19 +10,17 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import load_yaml
 from dse.errors import Problems
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables
-from dse.plots.palette import label
+from dse.plots.labels import label
 from dse.results.answer import tables_of_winners
-from dse.results.finished_run import FinishedRun
-from dse.results.run_folder import Outputs
+from dse.results.run_folder import FinishedRun, Outputs
 from dse.results.words import cell, gain_in_words
 from dse_synthesis import CONF
 from simulators.overlap.backend import OverlapBackend
 from simulators.workloads.operators import workloads_of
-from studies.common.sentences import geometric_mean
-from studies.plain import Plain
+from studies.plain import Plain, geometric_mean
 
 if TYPE_CHECKING:
     import pandas as pd

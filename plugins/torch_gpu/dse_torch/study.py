@@ -17,7 +17,7 @@ import numpy as np
 from dse.errors import ConfigError
 from dse.plots import FigureSheet, Frame
 from dse.plots import predictions as charts
-from dse.results.finished_run import FinishedRun
+from dse.results.run_folder import FinishedRun
 from dse_calibration.calibrate import calibrate_rows, read_table, table_of
 from simulators.engines.fluid import ENGINE
 from simulators.hardware.machine import tree_of

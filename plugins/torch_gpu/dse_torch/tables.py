@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dse.config.options import conf_dir
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import conf_dir, load_yaml
 from search_spaces.chunk_costs import ChunkCosts
 from simulators.hardware.machine import System, tree_of
 from simulators.hardware.residuals import name_in_tables, shipped_residuals

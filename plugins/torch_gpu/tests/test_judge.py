@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dse import plots
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import load_yaml
 from dse.errors import ConfigError
 from dse_emit.command import emit
 from dse_torch import tables, verdict

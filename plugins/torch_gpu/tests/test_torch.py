@@ -19,7 +19,7 @@ import pytest
 
 import dse
 from dse.cli import main
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import load_yaml
 from dse.errors import ConfigError
 from dse_calibration.calibrate import read_table
 from dse_torch import backend as torch_gpu

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dse.errors import ConfigError, Problem
-from dse.results.finished_run import FinishedRun
-from dse.results.run_folder import Outputs, writable
+from dse.results.run_folder import FinishedRun, Outputs, writable
 from dse.results.words import AS_FAST, cell, choice_in_words, gain_in_words
 from dse_traces.causes import CAUSES, COMPUTE, path_stretches
 from dse_traces.critical_path import critical_path

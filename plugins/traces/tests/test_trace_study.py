@@ -16,7 +16,7 @@ import pytest
 from benchmarks.traces import made_training
 from dse.backend import Batch
 from dse.cli import main
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import load_yaml
 from dse.errors import ConfigError
 from dse.values import leaves, put
 from dse_calibration.measurements import MeasuredRows

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables
-from dse.results.finished_run import FinishedRun
-from studies.common.sentences import geometric_mean
-from studies.plain import Plain
+from dse.results.run_folder import FinishedRun
+from studies.plain import Plain, geometric_mean
 
 if TYPE_CHECKING:
     import pandas as pd

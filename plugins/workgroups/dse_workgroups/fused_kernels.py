@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import load_yaml
 from dse.values.units import Bytes, Integer
 from dse_workgroups import CONF
 from dse_workgroups.persistent import NONE, Gpus, KernelPlan, LogicalWorkgroups, Slices, Wires

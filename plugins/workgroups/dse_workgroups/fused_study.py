@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import load_yaml
 from dse.errors import Problems
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables
 from dse.results.claims import Claim, ClaimResult, judge
-from dse.results.finished_run import FinishedRun
+from dse.results.run_folder import FinishedRun
 from dse.space import Case
 from dse_workgroups import CONF
 from simulators.hardware.machine import tree_of

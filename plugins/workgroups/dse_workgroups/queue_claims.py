@@ -21,7 +21,7 @@ from simulators.costs.gemm.sharing import Choice
 from simulators.hardware.machine import Gpu
 from simulators.workloads.model_zoo import option_tree
 from simulators.workloads.operators import Gemm, workloads_of
-from studies.common.sentences import geometric_mean
+from studies.plain import geometric_mean
 
 Floats = NDArray[np.float64]
 _ENOUGH = 0.7  # of the gain of the best of all tiles

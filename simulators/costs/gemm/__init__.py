@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from simulators.costs.gemm.cost import Floats, GemmCost, GemmShape
-from simulators.costs.gemm.waves import WaveGemms
+from simulators.costs.gemm.waves import Floats, GemmCost, GemmShape, WaveGemms
 from simulators.hardware.machine import Gpu, System
 
 if TYPE_CHECKING:

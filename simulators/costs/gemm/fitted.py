@@ -31,10 +31,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.chip import Chip, camped_doublings
-from simulators.costs.gemm.cost import GemmCost, GemmKernel, GemmShape
 from simulators.costs.gemm.library import SHARP, kernel_seconds, library_gemms, pick_kernels, sustained
 from simulators.costs.gemm.tiles import KernelTime, Menu, Products, TileShape, fastest, tile_seconds
-from simulators.costs.gemm.waves import count_waves
+from simulators.costs.gemm.waves import GemmCost, GemmKernel, GemmShape, count_waves
 from simulators.hardware.shared import shared_constants
 
 Floats = NDArray[np.float64]

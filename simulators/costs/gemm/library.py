@@ -39,8 +39,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from simulators.compiled import compile_lazily
 from simulators.costs.chip import Chip, camped_doublings
-from simulators.costs.gemm.cost import GemmShape
 from simulators.costs.gemm.tiles import KernelTime, TileShape
+from simulators.costs.gemm.waves import GemmShape
 from simulators.hardware.shared import shared_constants
 
 Floats = NDArray[np.float64]

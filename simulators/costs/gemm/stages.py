@@ -31,8 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.costs.gemm.cost import GemmKernel, GemmShape
-from simulators.costs.gemm.waves import WaveGemms
+from simulators.costs.gemm.waves import GemmKernel, GemmShape, WaveGemms
 from simulators.hardware.machine import Gpu
 from simulators.hardware.parts import ELEMENT_BYTES
 

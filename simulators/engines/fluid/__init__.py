@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from simulators.compiled import compile_ahead, is_compiled
 from simulators.engines.fluid import few_classes
-from simulators.taskgraph.classes import Classes, classes_of, offsets
 from simulators.taskgraph.graph import Floats, TaskGraph
+from simulators.taskgraph.symmetry import Classes, classes_of, offsets
 from simulators.taskgraph.timeline import Timeline, Totals
 
 Indices = NDArray[np.uint32]

@@ -12,9 +12,9 @@ import numpy as np
 from dse.config.options import conf_dir
 from dse.plots import Draw, FigureSheet, Frame
 from dse.plots import predictions as charts
-from dse.plots.palette import label
+from dse.plots.labels import label
 from dse.results.claims import ClaimResult
-from dse.results.finished_run import FinishedRun
+from dse.results.run_folder import FinishedRun
 from dse.space import get_path
 from dse_calibration.backend import rows_of, tables
 from dse_calibration.calibrate import large_median, table_of, told_errors

@@ -16,7 +16,7 @@ import numpy as np
 from dse.config.options import conf_dir
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables
 from dse.results.claims import ClaimResult
-from dse.results.finished_run import FinishedRun
+from dse.results.run_folder import FinishedRun
 from dse.space import get_path
 from dse_calibration.contention import TIMES, Overlaps, fit_contention, table
 from dse_calibration.overlap_measured.overlap_tables import overlap_extras
@@ -24,8 +24,7 @@ from simulators.costs.transfer import TransferMode, alone, library_cus
 from simulators.hardware.machine import System
 from simulators.hardware.parts import ELEMENT_BYTES
 from simulators.hardware.system import ScheduleSystem
-from studies.common.sentences import geometric_mean, reach
-from studies.plain import Plain
+from studies.plain import Plain, geometric_mean, reach
 
 if TYPE_CHECKING:
     import pandas as pd

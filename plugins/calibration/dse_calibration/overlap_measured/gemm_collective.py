@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dse.backend import Batch
-from dse.config.options import list_options
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import list_options, load_yaml
 from dse.files import read_csv
 from dse_calibration.calibrate import plain_name
 from simulators.hardware.machine import merged, tree_of

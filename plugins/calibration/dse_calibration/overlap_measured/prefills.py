@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import load_yaml
 from dse.files import read_csv
 from simulators.hardware.machine import merged, tree_of
 from simulators.steps.backend import StepBackend, metrics_of

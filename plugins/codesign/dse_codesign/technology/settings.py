@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, Field, model_validator
 
-from dse.config.yaml_checks import load_yaml, unreadable
+from dse.config.options import load_yaml, unreadable
 from dse.errors import ConfigError, Problem, did_you_mean, validate_as
 from dse.values import Frozen, Source
 from dse.values.units import Number

@@ -11,11 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables
-from dse.plots.quantities import with_unit
+from dse.plots.labels import with_unit
 from dse.results.claims import ClaimResult
-from dse.results.finished_run import FinishedRun
-from studies.common.sentences import capitalised, extremes, geometric_mean
-from studies.plain import Plain
+from dse.results.run_folder import FinishedRun
+from studies.plain import Plain, capitalised, extremes, geometric_mean
 
 if TYPE_CHECKING:
     import pandas as pd

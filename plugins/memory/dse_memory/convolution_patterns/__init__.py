@@ -19,8 +19,7 @@ from dse.errors.terminal import bar
 from dse.plots import Axis, Draw, FigureSheet, Frame, predictions, tables
 from dse.results.answer import tables_of_winners
 from dse.results.claims import ClaimResult
-from dse.results.finished_run import FinishedRun
-from dse.results.run_folder import Outputs
+from dse.results.run_folder import FinishedRun, Outputs
 from dse.space import get_path, set_path
 from dse_memory.backend import MemoryBackend
 from dse_memory.convolution_patterns.convolutions import against, errors
@@ -32,8 +31,7 @@ from dse_memory.measures import SimulatedApplication, measure, simulate
 from dse_memory.phases import Phase, lanes, phases
 from dse_memory.simulation import SimulatedCost
 from simulators.workloads.model_zoo import option_tree
-from studies.common.sentences import reach
-from studies.plain import Plain
+from studies.plain import Plain, reach
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,7 +15,7 @@ import numpy as np
 
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables
 from dse.results.claims import ClaimResult
-from dse.results.finished_run import FinishedRun
+from dse.results.run_folder import FinishedRun
 from dse.space import Case
 from dse_papers import throughput
 from simulators.steps.backend import iteration
@@ -24,8 +24,7 @@ from simulators.steps.epoch import METRICS as EPOCH_METRICS
 from simulators.steps.measures import METRICS
 from simulators.steps.operators import Product
 from studies.common.iterations import legal_base, step_tree
-from studies.common.sentences import extremes, reach
-from studies.plain import Plain
+from studies.plain import Plain, extremes, reach
 
 if TYPE_CHECKING:
     import pandas as pd

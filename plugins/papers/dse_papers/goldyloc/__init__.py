@@ -18,14 +18,13 @@ from dse import plugins
 from dse.errors import Problems
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables
 from dse.results.claims import ClaimResult
-from dse.results.finished_run import FinishedRun
+from dse.results.run_folder import FinishedRun
 from dse_papers.goldyloc.predictor import DegreePredictor, Floats, GemmQueue, score_choices
 from simulators.costs.gemm.sharing import kernels
 from simulators.hardware.machine import System
 from simulators.hardware.system import ScheduleSystem
 from simulators.workloads.operators import Gemm, Workload, workloads_of
-from studies.common.sentences import geometric_mean, largest_row
-from studies.plain import Plain
+from studies.plain import Plain, geometric_mean, largest_row
 
 if TYPE_CHECKING:
     import pandas as pd

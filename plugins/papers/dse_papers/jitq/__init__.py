@@ -18,21 +18,20 @@ from dse.config.options import list_options
 from dse.plots import Axis, Draw, FigureSheet, Frame, fronts, tables
 from dse.plots.timelines import timeline
 from dse.results.claims import ClaimResult
-from dse.results.finished_run import FinishedRun
+from dse.results.run_folder import FinishedRun
 from dse.space import Case
+from dse.values import put_all
 from dse_papers.jitq import numerics
 from dse_papers.jitq.capacity import Base, Copies, grid
 from simulators.hardware.machine import merged, tree_of
-from simulators.hardware.number_formats import Format
-from simulators.hardware.pim import Pim
+from simulators.hardware.pim import Format, Pim
 from simulators.steps.backend import iteration
 from simulators.steps.design import StepDesign
 from simulators.steps.task_graph import WAITING, intervals
 from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.common.facts import facts
-from studies.common.iterations import at, legal_base, step_tree
-from studies.common.sentences import extremes, reach
-from studies.plain import Plain
+from studies.common.iterations import legal_base, step_tree
+from studies.plain import Plain, extremes, reach
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -453,7 +452,7 @@ def _turns(design: StepDesign) -> FigureSheet:
     """Timeline of the first layers of an iteration: operators of the GPU, and copies in its memory meanwhile."""
     import pandas as pd
 
-    every = intervals(iteration(at(design, {_MICRO: 1})))  # a micro-batch shows all that repeats
+    every = intervals(iteration(put_all(design, {_MICRO: 1})))  # a micro-batch shows all that repeats
     after = [interval.start_s for interval in every if _layer(interval.name) == f"layer {_LAYERS_SHOWN}"]
     until = min(after, default=every[-1].finish_s)  # models with fewer layers: to the end
     begun = [interval for interval in every if interval.start_s < until]

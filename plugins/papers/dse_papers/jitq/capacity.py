@@ -5,7 +5,7 @@ of the memory for parameters, with c the bytes of the copies and base those of a
 the layers in flight are stored for a while and take n c / L of it back, n layers of L (derived).
 
 The direction of a copy decides its use: a product over the rows of a weight needs blocks along its columns, the
-product of the backward pass needs the other (`simulators/hardware/number_formats.py`). The copies that a training run
+product of the backward pass needs the other (`simulators/hardware/pim.py`). The copies that a training run
 would store, and its other stored values, are fields; `grid` combines them.
 """
 
@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from dse.values import Frozen, knob
 from dse.values.units import Integer, Number
-from simulators.hardware.number_formats import Format
+from simulators.hardware.pim import Format
 
 Stored = Literal["fp32", "bf16", "fp16"]
 _BITS = {"fp32": 32, "bf16": 16, "fp16": 16}  # master copies are never narrower than 16 bits

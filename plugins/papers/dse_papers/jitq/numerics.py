@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.hardware.number_formats import Element, Format
+from simulators.hardware.pim import Element, Format
 
 Floats = NDArray[np.float64]
 _LEAST = 2.0**-126

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from dse.config.options import conf_dir
 from dse.errors import ConfigError
 from dse.plots import Axis, Draw, FigureSheet, Frame, predictions, tables
-from dse.plots.quantities import number
+from dse.plots.labels import number
 from dse.results.claims import ClaimResult
-from dse.results.finished_run import FinishedRun
+from dse.results.run_folder import FinishedRun
 from dse.space import Case
 from dse_calibration.backend import tables as measured_tables
 from dse_calibration.predictions import predicted_by
@@ -33,8 +33,7 @@ from simulators.workloads.model import Run
 from simulators.workloads.model_zoo import model_tree, option_tree
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 from studies.common.facts import facts
-from studies.common.sentences import capitalised, geometric_mean, reach
-from studies.plain import Plain
+from studies.plain import Plain, capitalised, geometric_mean, reach
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dse.config.yaml_checks import load_yaml
+from dse.config.options import load_yaml
 from dse_chakra.files import TraceNode
 from dse_peers.astra_sim.program import GIB, Setup, absence, simulate
 from dse_peers.astra_sim.traces import Unfit, setup_of, spread, steps_of, traces_of
