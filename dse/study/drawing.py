@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -16,6 +17,7 @@ from dse.plots import Draw, save, warm
 from dse.study.settings import Figures
 
 _MOST_WORKERS = 4  # a study has a dozen figures, and each worker imports matplotlib
+_NICENESS = 5  # so that drawing does not slow down the evaluation; above that of tracking
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class _Figure:
 def _serve(figure: _Figure | None) -> None:
     """Draw a figure in a worker; None only imports what drawing needs, while the study goes on."""
     if figure is None:
+        os.nice(_NICENESS)
         warm()
     else:
         figure.draw()

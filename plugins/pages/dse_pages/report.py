@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,23 +33,27 @@ _LEAST_SHARE = 0.01
 _FEW = 4  # values of a baseline that are named
 
 
-def write_report(outputs: Outputs, *, has_charts: bool = True) -> Path:
+def write_report(outputs: Outputs, *, has_charts: bool = True, drawn: Callable[[], object] = tuple) -> Path:
     """Write `report.html` of a run, with all that its folder holds by now; its path.
 
-    has_charts: whether with charts that a reader can change. Raises ConfigError where the folder is damaged.
+    has_charts: whether with charts that a reader can change. drawn: waits until the figures are drawn. Raises
+    ConfigError where the folder is damaged.
     """
     if has_charts:
         vega.begin()
-    shown = content(outputs, has_charts=has_charts)
+    shown = content(outputs, has_charts=has_charts, drawn=drawn)
     scripts = page.view_scripts("begin_inline.js") if shown["start"] else []
     return page.write(outputs.folder / NAME, page.render("report.html", shown, scripts=scripts))
 
 
-def content(outputs: Outputs, *, has_charts: bool = True) -> dict[str, Any]:
+def content(outputs: Outputs, *, has_charts: bool = True, drawn: Callable[[], object] = tuple) -> dict[str, Any]:
     """All that the template of a report shows."""
     summary, record = outputs.read_json("summary"), outputs.read_json("provenance")
     shown = report.load_selection(outputs)
     best = ranked_winners(summary, shown.table)
+    first = str(best["scenario"].iloc[0]) if len(best) else ""
+    views = _views(outputs, summary, first) if has_charts else _NO_VIEWS
+    drawn()
     claims = outputs.read_json("claims") if outputs.has("claims") else []
     return {
         "title": f"{summary['study']}: {summary['question']}",
@@ -68,7 +72,7 @@ def content(outputs: Outputs, *, has_charts: bool = True) -> dict[str, Any]:
         **_claims(claims),
         "levels": split(report.levels(outputs)),
         **_sources(record),
-        **(_views(outputs, summary, str(best["scenario"].iloc[0]) if len(best) else "") if has_charts else _NO_VIEWS),
+        **views,
     }
 
 

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import html
 import json
+import os
 import re
 import subprocess
 import sys
@@ -393,7 +394,8 @@ def test_a_study_survives_where_the_engine_of_charts_cannot_run(tmp_path: Path) 
         "from dse_pages.report import write_report; from dse.results.run_folder import Outputs;"
         "write_report(Outputs(pathlib.Path(sys.argv[1])))"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)
+    command, variables = [sys.executable, "-c", code, str(folder)], {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     text = (folder / NAME).read_text()
     assert page.NO_CHARTS in html.unescape(text)
