@@ -14,5 +14,6 @@ COMMANDS = {
         "dse.results.report:command",
         "results report study=<name>",
         "write figures, claims and report.html of the newest run again",
+        examples=("results report study=ficco_sweep",),
     ),
 }

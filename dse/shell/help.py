@@ -85,7 +85,7 @@ def _command_text(command: Command) -> str:
         lines += ["Options", *_table_lines(command.options), ""]
     for section, keys in _keys(command).items():
         lines += [f"{section}.*, with defaults", *_table_lines(keys), ""]
-    examples = command.examples or (command.usage,)
+    examples = command.examples or (command.usage,)  # a usage without placeholders
     return "\n".join([*lines, "Examples", *(f"  python -m dse {example}" for example in examples)])
 
 

@@ -108,7 +108,7 @@ def _views(outputs: Outputs, summary: Mapping[str, Any], scenario: str) -> dict[
         return {**_NO_VIEWS, "note": "" if start is None else page.NO_CHARTS}
     rows = chosen.num_rows
     note = f"All {rows:,} points are in this page." if chosen.complete else f"This page holds {chosen}."
-    note += f" python -m dse results show {summary['study']} shows every point." if not chosen.complete else ""
+    note += f" `python -m dse results show {summary['study']}` shows every point." if not chosen.complete else ""
     views = embedded(points, start)
     title = f"{charts.axis_title(start.y)} over {charts.axis_title(start.x)}"
     title += f", scenario {start.scenario}" if start.scenario else ""
