@@ -247,11 +247,10 @@ def _run_named(name: str, words: Sequence[str]) -> int:
 
 def _refuse_command_after(words: Sequence[str]) -> None:
     """Raise ConfigError for a command that does not stand first."""
-    commands = plugins.names("command")
+    bare = [place for place in range(1, len(words)) if re.fullmatch(r"[a-z]+", words[place])]
+    commands = plugins.names("command") if bare else ()  # which imports every package
     named = {name.rpartition(" ")[2]: name for name in commands} | {name: name for name in commands}
-    for place in range(1, len(words)):
-        if not re.fullmatch(r"[a-z]+", words[place]):
-            continue
+    for place in bare:
         typed = next((some for count in (2, 1) if (some := " ".join(words[place : place + count])) in named), "")
         if typed:
             after = words[place + len(typed.split()) :]

@@ -20,7 +20,6 @@ from dse.config import expansion
 from dse.config.sweeps import MOST_VALUES
 from dse.errors import ConfigError
 from simulators.calibration.measurements import read as read_measurements
-from simulators.steps.epoch_log import read as read_log
 from simulators.workloads.operators import read_shapes
 
 S = ["study=ficco_sweep", "tracking=none", "fidelity=none", "store=none", "timeline=false", "schedule=serial"]
@@ -120,7 +119,6 @@ def odd(request: pytest.FixtureRequest, elsewhere: Path) -> Iterator[tuple[Path,
 READERS: dict[str, Callable[[Path], object]] = {
     "workload.shapes": read_shapes,
     "measured operators": read_measurements,
-    "log of an epoch": read_log,
 }
 
 

@@ -422,7 +422,7 @@ def test_every_command_that_is_printed_is_one_and_examples_of_help_can_be_typed(
         # a command stands first: after a study there are values and flags only
         is_study = words[0].startswith("study=") and not re.fullmatch("[a-z]+", "".join(words[1:2]))
         assert is_named or is_general or is_study, text
-        assert not re.search(" (fits|shows|lists|saves|first|then) ", f"{text} "), f"{text}: put the command in backquotes"
+        assert not re.search(" (fits|shows|lists|saves|first|then) ", f"{text} "), f"{text}: quote the command"
     for name, command in plugins.declarations("COMMANDS").items():
         for example in command.examples or (command.usage,):
             assert example.startswith(name), example

@@ -10,18 +10,6 @@ COMMANDS = {
         "software that overlaps a GEMM and its collective: GPUs, schedules, sources of its constants",
         examples=("implementations", "implementations torch_async_tp"),
     ),
-    "profile seqpoint": Command(
-        "simulators.steps.epoch_log:seqpoint",
-        "profile seqpoint data=<csv> [k0=5] [error=0.01] [out=<csv>]",
-        "which iterations of a log over sequence lengths to profile, and what they project",
-        {
-            "data": "CSV: sequence_length,seconds",
-            "k0": "least number of groups (5)",
-            "error": "allowed error of the projection (0.01)",
-            "out": "CSV to write",
-        },
-        ("profile seqpoint data=my_epoch.csv",),
-    ),
 }
 GROUPS = {
     "kernels": "Kernels of a framework",
