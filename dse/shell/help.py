@@ -46,7 +46,12 @@ def help_text(words: Sequence[str], folder: Path | None) -> str:
                 return _command_text(command)
         if commands := commands_of(words[place]):
             return _verb_text(words[place], commands)
-    return _list_text("study", [folder] if folder else [], every=False) if "run" in words else _program_text()
+    if "run" not in words:
+        return _program_text()
+    from dse.results.words import COLUMNS
+
+    studies = _list_text("study", [folder] if folder else [], every=False)
+    return "\n".join([studies, "", "Columns of an answer", *_table_lines(COLUMNS)])
 
 
 def commands_of(verb: str) -> dict[str, Command]:

@@ -46,6 +46,7 @@ def write_files(planned: Plan, findings: Findings, *, outputs: Outputs) -> None:
             "contest": settings.study.answer.model_dump(mode="json"),
             "declared": dict(planned.contest.declared),
             "units": {name: "" if metric.unit == "1" else metric.unit for name, metric in planned.metrics.items()},
+            "meanings": {name: metric.meaning for name, metric in planned.metrics.items()},
             "limits": {name: dict(shares) for name, shares in findings.limits.items()},
             "num_outcomes": findings.num_outcomes,
             "searched": {name: vars(chosen) for name, chosen in findings.chosen.items()},

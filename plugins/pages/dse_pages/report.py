@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from dse.files import read_text
 from dse.plots.palette import COLOURS
+from dse.plots.quantities import words
 from dse.results import output_files, provenance, report
 from dse.results.answer import answer_tables, ranked_winners
 from dse.results.run_folder import Outputs
 from dse.results.selection import Selection, select
-from dse.results.words import choice_in_words
+from dse.results.words import COLUMNS, choice_in_words
 from dse.values.units import quantity_text
 from dse_pages import page, pictures, vega
 from dse_pages.pictures import Picture, data_uri
@@ -64,6 +65,7 @@ def content(outputs: Outputs, *, has_charts: bool = True, drawn: Callable[[], ob
         "answered": in_order(answer_tables(outputs, shown.table, most=_MOST_WINNERS)),
         "baseline": _baseline(outputs, summary),
         "plan": read_text(plan, plan.name) if output_files.exists(plan := outputs.folder / "plan.yaml") else "",
+        "terms": _terms(summary),
         "winners_in_full": sheet(report.summary(outputs, shown.table)) if len(best) else None,
         "limits": _limits(summary["limits"]),
         "pictures": pictures.pictures(outputs.figures, outputs.folder, order=figure_names(outputs, shown)),
@@ -74,6 +76,12 @@ def content(outputs: Outputs, *, has_charts: bool = True, drawn: Callable[[], ob
         **_sources(record),
         **views,
     }
+
+
+def _terms(summary: Mapping[str, Any]) -> dict[str, str]:
+    """What the columns of tables mean, by their headings: names of metrics, and these in words."""
+    meanings = summary.get("meanings", {})  # an older run has none
+    return {**{words(name): text for name, text in meanings.items()}, **meanings, **COLUMNS}
 
 
 def _baseline(outputs: Outputs, summary: Mapping[str, Any]) -> str:
