@@ -152,9 +152,7 @@ def _settings(check: Problems, sections: Mapping[str, Any]) -> Settings | None:
     # stands in, so that the other sections are still checked
     settings = check.model(Settings, {**sections, "executor": executor or ExecutorSettings(name="refused")}, path="")
     if settings and kind.store_for and settings.store.url is None:
-        check.add(
-            "store", f"keeps nothing, and {kind.store_for}", value="none", way_out="use store=sqlite, or a store.url"
-        )
+        check.add("store", f"keeps nothing, and {kind.store_for}", value="none", way_out="use store=sqlite")
     return settings if executor else None
 
 
