@@ -38,7 +38,7 @@ from dse.config.options import (
     search_path,
     without_own_folder,
 )
-from dse.errors import Broken, ConfigError, Problem, Problems, disk_is_full
+from dse.errors import Broken, ConfigError, Problem, Problems, environment_text
 from dse.errors.texts import CLOSED_PIPE, ClosedPipe, Masks, printable, printable_streams, secrets_known
 
 if TYPE_CHECKING:
@@ -93,8 +93,7 @@ def _exit_code(command: Callable[..., int], *arguments: Any) -> int:
         print(error, file=sys.stderr)
         return FAILED_POINTS
     except OSError as error:
-        way_out = "; make room there, or set TMPDIR to another folder, and type the same command again"
-        print(f"the environment failed: {error}{way_out if disk_is_full(error) else ''}", file=sys.stderr)
+        print(f"the environment failed: {environment_text(error)}", file=sys.stderr)
         return ENVIRONMENT
 
 
