@@ -132,18 +132,6 @@ _PREFIXED = {
 _UNITS = {"": "", "1": "", "bool": "", "1/s": "/s", "mm2": " mm²"}
 """Unit -> how it reads after a number, where it does not stand there as it is."""
 
-COLUMNS: Mapping[str, str] = {
-    "speed-up": "time of the baseline over that of the winner, with its 90 % interval",
-    "fraction of ideal": "share of what perfect overlap would gain: (speed-up - 1) / (ideal speed-up - 1)",
-    "gap": "time over a proven lower bound, less 1: no schedule gains more",
-    "fastest": "probability that no other option is faster, given the errors of predictions",
-    "with": "options of the winner",
-    "limited by": "what the winner's time was spent on, or lost to",
-    "dil": "decomposition inefficiency: time of a GEMM in pieces over its time as a whole",
-    "cil": "contention inefficiency: time of a GEMM while data moves over its time alone",
-}
-"""Column of an answer -> what it means."""
-
 AS_FAST = "as fast"
 """Gain of what takes as long as its baseline."""
 

@@ -48,10 +48,8 @@ def help_text(words: Sequence[str], folder: Path | None) -> str:
             return _verb_text(words[place], commands)
     if "run" not in words:
         return _program_text()
-    from dse.results.words import COLUMNS
-
     studies = _list_text("study", [folder] if folder else [], every=False)
-    return "\n".join([studies, "", "Columns of an answer", *_table_lines(COLUMNS)])
+    return "\n".join([studies, "", "Columns of an answer", *_table_lines(plugins.declarations("COLUMNS"))])
 
 
 def commands_of(verb: str) -> dict[str, Command]:

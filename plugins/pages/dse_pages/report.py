@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from dse.files import read_text
 from dse.plots.palette import COLOURS
 from dse.plots.quantities import words
-from dse.results import output_files, provenance, report
+from dse.results import COLUMNS, output_files, provenance, report
 from dse.results.answer import answer_tables, ranked_winners
 from dse.results.run_folder import Outputs
 from dse.results.selection import Selection, select
-from dse.results.words import COLUMNS, choice_in_words
+from dse.results.words import choice_in_words
 from dse.values.units import quantity_text
 from dse_pages import page, pictures, vega
 from dse_pages.pictures import Picture, data_uri
