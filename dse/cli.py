@@ -34,9 +34,11 @@ from dse.config.options import (
     list_options,
     overrides,
     own_folder,
+    own_options,
     search_path,
+    without_own_folder,
 )
-from dse.errors import Broken, ConfigError, Problem, Problems, disk_is_full
+from dse.errors import Broken, ConfigError, Problem, Problems, environment_text
 from dse.errors.texts import CLOSED_PIPE, ClosedPipe, Masks, printable, printable_streams, secrets_known
 
 if TYPE_CHECKING:
@@ -91,8 +93,7 @@ def _exit_code(command: Callable[..., int], *arguments: Any) -> int:
         print(error, file=sys.stderr)
         return FAILED_POINTS
     except OSError as error:
-        way_out = "; make room there, or set TMPDIR to another folder, and type the same command again"
-        print(f"the environment failed: {error}{way_out if disk_is_full(error) else ''}", file=sys.stderr)
+        print(f"the environment failed: {environment_text(error)}", file=sys.stderr)
         return ENVIRONMENT
 
 
@@ -216,9 +217,7 @@ def _run_command(words: Sequence[str]) -> int:
     for count in (2, 1):
         name = " ".join(words[:count])
         if plugins.target("command", name):
-            command: Command = plugins.load("command", name)
-            answer = command(words[count:])
-            return answer if isinstance(answer, int) else answer.show()
+            return _run_named(name, words[count:])
     from dse.shell.help import commands_of, help_text, list_text
 
     is_verb = len(words) == 1 and commands_of(words[0])
@@ -231,16 +230,31 @@ def _run_command(words: Sequence[str]) -> int:
     return OK
 
 
+def _run_named(name: str, words: Sequence[str]) -> int:
+    """Run a command. Names that it looks up may be of the folder of `--config-dir`, or `config_dir=`."""
+    command, declared = plugins.load("command", name), plugins.declaration("COMMANDS", name)
+    if declared is not None and declared.study:  # it composes a study, which has the flag itself
+        answer = command(words)
+    else:
+        knows = declared is not None and "config_dir" in declared.options
+        words = [re.sub("^config_dir=", f"{OWN_FLAGS[0]}=", word) for word in words]
+        folder = own_folder(words)
+        with own_options(folder):
+            answer = command([*without_own_folder(words), *([f"config_dir={folder}"] if knows and folder else [])])
+    return answer if isinstance(answer, int) else int(answer.show())
+
+
 def _refuse_command_after(words: Sequence[str]) -> None:
     """Raise ConfigError for a command that does not stand first."""
-    for place in range(1, len(words)):
-        if not re.fullmatch(r"[a-z]+", words[place]):
-            continue
-        names = [" ".join(words[place : place + count]) for count in (2, 1)]
-        if name := next((name for name in names if plugins.target("command", name)), ""):
-            after = words[place + len(name.split()) :]
-            way = shlex.join(["python", "-m", "dse", *name.split(), *words[:place], *after])
-            raise ConfigError([Problem(name, "is a command, which stands first", way_out=f"write `{way}`")])
+    bare = [place for place in range(1, len(words)) if re.fullmatch(r"[a-z]+", words[place])]
+    commands = plugins.names("command") if bare else ()  # which imports every package
+    named = {name.rpartition(" ")[2]: name for name in commands} | {name: name for name in commands}
+    for place in bare:
+        typed = next((some for count in (2, 1) if (some := " ".join(words[place : place + count])) in named), "")
+        if typed:
+            after = words[place + len(typed.split()) :]
+            way = shlex.join(["python", "-m", "dse", *named[typed].split(), *words[:place], *after])
+            raise ConfigError([Problem(named[typed], "is a command, which stands first", way_out=f"write `{way}`")])
 
 
 def _needs_hydra(words: Sequence[str]) -> bool:

@@ -99,8 +99,8 @@ def _present(planned: Plan, outputs: Outputs, drawing: FigureWorkers) -> None:
     _note_idle_knobs(planned, outputs, shown)
     _print_claims(planned, outputs, rows)
     drawing.begin(report.extras(outputs, module), outputs.figures)
-    drawing.finish(planned.settings.study.name)
-    page = report.write_page(outputs, has_charts=planned.settings.figures.name != "none")
+    drawn = partial(drawing.finish, planned.settings.study.name)
+    page = report.write_page(outputs, has_charts=planned.settings.figures.name != "none", drawn=drawn)
     outputs.finish()  # `latest` leads to complete runs only
     _print_rest(planned, outputs=outputs, shown=shown, page=page)
 

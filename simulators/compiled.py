@@ -108,7 +108,7 @@ _PARTS: dict[str, dict[str, dict[str, Any]]] = {}  # module -> part that is not 
 _LOCK = threading.Lock()  # several threads may be the first to call a kernel
 _COMPILING = "DSE_COMPILING"  # modules whose compilation was told
 _AHEAD = "ahead"  # the process that compiles a kernel, among its attributes
-_COMPILE = "import sys, simulators.compiled as it; it.compile_for(*sys.argv[1:])"
+_COMPILE = "import gc, sys; gc.disable(); import simulators.compiled as it; it.compile_for(*sys.argv[1:])"
 _FLAT: dict[str, Any] = {"error_model": "numpy", "_nrt": False}
 _OVER = "over"  # modules whose parts a kernel calls, among its options
 

@@ -78,8 +78,8 @@ def test_help_is_a_screen_and_lists_have_every_option_with_its_description(capsy
         (["study", "ficco_sweep"], "write `study=ficco_sweep`"),
         (["--study", "ficco_sweep"], "write `study=ficco_sweep`"),
         (["h100_8"], "write study=<name> `system=h100_8`"),
-        (["systmes"], "did you mean `systems`?"),
-        (["reprot", "study=ficco_sweep"], "did you mean `results report`?"),
+        (["systmes"], "did you mean `python -m dse systems`?"),
+        (["reprot", "study=ficco_sweep"], "did you mean `python -m dse results report study=ficco_sweep`?"),
         (["nothing_like_it"], "a study is run <name>"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ import pytest
 
 from dse.backend import Metric, Results, check_results
 from dse.cli import main
+from dse.errors import environment_text
 from dse.evaluation.workers import Pool
 from dse.store.database import StoreError
 from dse.store.result_store import Store
@@ -328,3 +330,9 @@ def test_odd_names_of_folders_work_in_a_plain_locale(
     done = subprocess.run(words, cwd=place, capture_output=True, check=False, env={**os.environ, **plain})
     assert done.returncode == 0, done.stderr
     assert list(place.glob("o*/toys/latest/results.parquet"))
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_the_way_out() -> None:
+    text = environment_text(PermissionError(errno.EACCES, "Permission denied", "outputs/results.db.lock"))
+    assert text.startswith("outputs/results.db.lock: permission denied; choose another folder (output_dir=, out=)")
+    assert environment_text(OSError("gone")) == "gone"

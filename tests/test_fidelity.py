@@ -96,7 +96,7 @@ def test_a_ladder_changes_nothing_of_the_study_tells_how_its_levels_agree_and_is
     assert (joint["makespan_s"] == joint["makespan_s.study"]).all()
     front = set(alone.loc[alone["on_front"], "key"])
     assert front & keys["node"]
-    assert (table[table["promoted"] == "sample"].groupby("level").size() == 8).all()
+    assert (table[table["promoted"] == "sample"].groupby("level").size() == 4).all()
 
     pictures = {picture.name: picture.read_bytes() for picture in latest().glob("figures/fidelity_*.png")}
     assert set(pictures) == {"fidelity_uncontended_analytic.png", "fidelity_analytic_node.png"}

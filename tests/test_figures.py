@@ -22,6 +22,7 @@ from dse.plots.canvas import MOST_PANELS, WIDTHS
 from dse.plots.labels import log_ticks, number, scale, with_unit
 from dse.results import report
 from dse.results.run_folder import FinishedRun, Outputs
+from studies.ficco import _CAUSES, _signatures
 from tests.figures import overlaps
 
 SIZES = st.floats(1e-12, 1e15)
@@ -247,3 +248,12 @@ def test_groups_without_a_value_have_a_name() -> None:
     drawn = fronts.pareto(table, [Axis("x", "x"), Axis("y", "y")], by="hbm", frame=Frame("title", ""))
     labels = {str(handle.get_label()) for handles in drawn.legends for handle in handles}
     assert {"not set", "hbm3"} <= labels
+
+
+def test_losses_are_drawn_of_the_winner_too_whatever_moves() -> None:
+    columns = dict.fromkeys((*(f"{cause}_s" for cause in _CAUSES), "ideal_s"), 1.0) | {"scenario": "g1"}
+    kinds = [{"key": "a", "schedule.name": "hetero_fused_1d", "schedule.comm_engine": "dma", "makespan_s": 2.0}]
+    won = [{"key": "b", "schedule.name": "shard_p2p", "schedule.comm_engine": "cu", "makespan_s": 1.0}]
+    dma, fastest = (pd.DataFrame([{**columns, "speedup": 1.0, **row} for row in rows]) for rows in (kinds, won))
+    (axis,) = _signatures(dma, fastest).axes.values()
+    assert axis.rows == ("hetero fused 1d", "shard p2p by CUs")

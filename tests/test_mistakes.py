@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import socket
@@ -16,12 +17,13 @@ import pytest
 from dse import plugins
 from dse.cli import main
 from dse.config.compose import request
-from dse.config.options import overrides, own_folder
+from dse.config.options import overrides, own_folder, plural
 from dse.errors import ConfigError
 from dse.shell.help import list_text
 from dse.study.plan import plan
 from tests.support import CONF, REPOSITORY
 
+SOURCES = ("dse", "simulators", "search_spaces", "studies", "plugins")
 FILES: dict[str, str | bytes] = {
     "my_gemms.csv": "name,m,n,k\nx,4096,8192,4096\n",
     "other_columns.csv": "nm,m,n,k\nx,4096,8192,4096\n",
@@ -398,3 +400,49 @@ def test_a_python_without_the_packages_says_which_one_has_them(tmp_path: Path) -
     assert "Traceback" not in done.stderr
     assert ".venv/bin/python -m dse" in done.stderr
     assert len(textwrap.wrap(done.stderr, 100)) <= 3
+
+
+def _printed_commands() -> Iterator[str]:
+    """What stands after `python -m dse` in texts of the program, with `?` for what is put in when it is printed."""
+    files = (path for folder in SOURCES for path in (REPOSITORY / folder).rglob("*.py") if "tests" not in path.parts)
+    for node in (node for file in files for node in ast.walk(ast.parse(file.read_text("utf-8")))):
+        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+        texts = [str(part.value) if isinstance(part, ast.Constant) else "?" for part in parts]
+        yield from re.findall(r"python -m dse ([^`\n;,()]+)", "".join(texts))
+
+
+@pytest.mark.slow
+def test_every_command_that_is_printed_is_one_and_examples_of_help_can_be_typed() -> None:
+    commands = {*plugins.names("command"), "run"}
+    verbs = {name.partition(" ")[0] for name in commands}
+    lists = {plural(group) for group in plugins.declarations("GROUPS")} | {"options"}
+    for text in set(_printed_commands()):
+        words = text.split()
+        is_named = " ".join(words[:2]) in commands or words[0] in (*commands, *lists)
+        is_general = words[0][0] in "?<." or (words[0] in verbs and words[1:2] == ["?"])
+        # a command stands first: after a study there are values and flags only
+        is_study = words[0].startswith("study=") and not re.fullmatch("[a-z]+", "".join(words[1:2]))
+        assert is_named or is_general or is_study, text
+        assert not re.search(" (fits|shows|lists|saves|first|then) ", f"{text} "), f"{text}: quote the command"
+    for name, command in plugins.declarations("COMMANDS").items():
+        for example in command.examples or (command.usage,):
+            assert example.startswith(name), example
+            assert not re.search(r"<|\.\.\.|\[[^\]]*=", example), example
+
+
+@pytest.mark.slow
+def test_folders_of_a_user_count_wherever_names_are_looked_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (folder := tmp_path / "my_conf" / "system").mkdir(parents=True)
+    (folder / "my_gpu.yaml").write_text("defaults: [h100_8, _self_]\nname: my_gpu\ngpu:\n  num_cus: 99\n")
+    for words in ("show my_gpu", "list", "collective system=my_gpu pattern=all_gather"):
+        for flag in ("--config-dir my_conf", "--config-dir=my_conf", "config_dir=my_conf"):
+            assert main(["machine", *words.split(), *flag.split()]) == 0, capsys.readouterr().err
+            assert "my_gpu" in capsys.readouterr().out
+    assert main(["machine", "calibrate", "system=my_gpu", "data=none.csv", "out=x", "--config-dir", "my_conf"]) == 2
+    assert "my_gpu" not in capsys.readouterr().err
+    assert main(["machine", "show", "my_gpu"]) == 2
+    assert main(["machine", "show", "my_gpu", "--config-dir=none"]) == 2
+    assert "--config-dir = 'none': is no folder" in capsys.readouterr().err

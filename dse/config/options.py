@@ -16,6 +16,8 @@ import importlib
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -108,9 +110,27 @@ def _groups_at_root() -> set[str]:
     return {name for entry in entries if isinstance(entry, dict) for name in entry}
 
 
+@contextmanager
+def own_options(folder: Path | None) -> Iterator[None]:
+    """Let `option_file` and `list_options` find the options of the user's folder, too. Raises ConfigError."""
+    if folder is not None and not folder.is_dir():
+        raise ConfigError([Problem(OWN_FLAGS[0], "is no folder", str(folder))])
+    token = _OWN.set((folder,) if folder else ())
+    try:
+        yield
+    finally:
+        _OWN.reset(token)
+
+
+_OWN: ContextVar[tuple[Path, ...]] = ContextVar("own", default=())
+
+
 def option_file(group: str, name: str) -> Path | None:
-    """File of an option of a group, ours or another distribution's; None where there is none."""
-    files = (folder / group / f"{name}.yaml" for folder in conf_dirs())
+    """File of an option of a group, ours, another distribution's or the user's; None where there is none."""
+    folders = (*conf_dirs(), *_OWN.get())
+    if _OWN.get() and (problems := offered_twice(group, name, folders)):
+        raise ConfigError(problems)
+    files = (folder / group / f"{name}.yaml" for folder in folders)
     return next((file for file in files if file.is_file()), None) if "/" not in name else None
 
 
@@ -122,7 +142,8 @@ def is_shipped(path: Path) -> bool:
 def list_options(group: str, folders: Sequence[Path] = ()) -> dict[str, str]:
     """Options of a group with their descriptions, those of its catalogue after those that have a file."""
     # the user's own last: it describes an option of the same name
-    files = {path.stem: path for folder in (*conf_dirs(), *folders) for path in sorted((folder / group).glob("*.yaml"))}
+    places = (*conf_dirs(), *_OWN.get(), *folders)
+    files = {path.stem: path for folder in places for path in sorted((folder / group).glob("*.yaml"))}
     described = {name: _description(path) for name, path in sorted(files.items())}
     return described | {name: text for name, text in listed(group).items() if name not in described}
 
@@ -290,17 +311,15 @@ def own_folder(words: Sequence[str]) -> Path | None:
 
 def overrides(words: Sequence[str]) -> list[str]:
     """The words of a command line that are no flags."""
-    typed, skip = [], False
-    for word in words:
-        if skip:
-            skip = False
-        elif word in OWN_FLAGS:
-            skip = True  # the word after is its value
-        elif word in VERBOSE:
-            typed.append("verbose=true")
-        elif not word.startswith("-"):
-            typed.append(word)
-    return typed
+    typed = ["verbose=true" if word in VERBOSE else word for word in without_own_folder(words)]
+    return [word for word in typed if not word.startswith("-")]
+
+
+def without_own_folder(words: Sequence[str]) -> list[str]:
+    """The words of a command line but the flag that names the user's folder."""
+    values = {place + 1 for place, word in enumerate(words) if word in OWN_FLAGS}  # the word after is its value
+    kept = [word for place, word in enumerate(words) if place not in values]
+    return [word for word in kept if word.partition("=")[0] not in OWN_FLAGS]
 
 
 def looked_at(folder: Path) -> Iterator[tuple[Path, list[Problem]]]:

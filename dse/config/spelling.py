@@ -358,7 +358,7 @@ def composition_problem(error: Exception) -> Problem:
     # Hydra takes a name without a slash as below the present group
     is_inside = missing.startswith(f"{where.partition('/')[0]}/") and missing.count("/") > 1
     way = f"a group of its own is written with a slash: - /{group}: {missing.rpartition('/')[2]}"
-    known = f"python -m dse {plural(group)} lists the options" if group else "write group: option"
+    known = f"`python -m dse {plural(group)}` lists the options" if group else "write group: option"
     return Problem(where, f"names {missing} in its defaults, which is not there", way_out=way if is_inside else known)
 
 

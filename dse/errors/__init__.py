@@ -77,6 +77,16 @@ def disk_is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+def environment_text(error: OSError) -> str:
+    """What failed outside of the program, with the way out where there is one."""
+    if disk_is_full(error):
+        return f"{error}; make room there, or set TMPDIR to another folder, and type the same command again"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename:
+        way_out = "choose another folder (output_dir=, out=), or change its permissions"
+        return f"{error.filename}: {str(error.strerror).lower()}; {way_out}"
+    return str(error)
+
+
 MISSING = object()
 """What stands in a tree for a value that must be given there, so that its place is told with all other problems."""
 

@@ -431,10 +431,12 @@ class EvaluatorKind:
 
     settings: model of its `executor` group. opened: context in which evaluators can be made; the parts of a study share
     what it opens, such as a connection. Making one raises ConfigError where settings and services do not suit.
+    store_for: why it needs a store; "" where it needs none.
     """
 
     settings: type[ExecutorSettings]
     opened: Callable[[], AbstractContextManager[MakeEvaluator]]
+    store_for: str = ""
 
 
 def evaluate_here(spec: BackendSpec, executor: ExecutorSettings, services: Services) -> Evaluator:

@@ -134,7 +134,8 @@ def _columns(names: Sequence[str], panel_inches: float) -> int:
 def stacks(rows: pd.DataFrame, parts: Sequence[Axis], *, bar: str, label: str, frame: Frame) -> FigureSheet:
     """Plot stacked bars, negative parts below zero: a panel for each `frame.panel`, a bar for each `bar`.
 
-    rows: one for each bar; parts: the columns to stack. label: name of their sum.
+    rows: one for each bar; parts: the columns to stack. label: name of their sum. A bar whose `won` is true has a
+    triangle.
     """
     total = rows[[part.column for part in parts]].sum(axis=1).rename("total")
     groups, note = frame.panels(rows.assign(total=total), "total")
@@ -154,6 +155,10 @@ def stacks(rows: pd.DataFrame, parts: Sequence[Axis], *, bar: str, label: str, f
             above, below = above + np.maximum(value, 0.0), below + np.minimum(value, 0.0)
         name_rows(panel, bars, labelled=first)
         room = 0.03 * float(above.max() - below.min() or 1.0)
+        marked = np.flatnonzero(cells["won"].eq(other=True)) if "won" in cells else ()
+        room *= 3 if len(marked) else 1
+        for index in marked:
+            panel.plot(above[index] + room / 2, index, marker="<", color=INK, ms=4)
         panel.set_xlim(below.min() - room * bool(below.any()), above.max() + room)
         panel.axvline(0.0, color=INK, lw=0.6)
         plain_ticks(panel.xaxis, unit)

@@ -14,5 +14,17 @@ COMMANDS = {
         "dse.results.report:command",
         "results report study=<name>",
         "write figures, claims and report.html of the newest run again",
+        examples=("results report study=ficco_sweep",),
     ),
 }
+COLUMNS = {
+    "speed-up": "time of the baseline over that of the winner, with its 90 % interval",
+    "fraction of ideal": "share of what perfect overlap would gain: (speed-up - 1) / (ideal speed-up - 1)",
+    "gap": "time over a proven lower bound, less 1: no schedule gains more",
+    "fastest": "probability that no other option is faster, given the errors of predictions",
+    "with": "options of the winner",
+    "limited by": "what the winner's time was spent on, or lost to",
+    "dil": "decomposition inefficiency: time of a GEMM in pieces over its time as a whole",
+    "cil": "contention inefficiency: time of a GEMM while data moves over its time alone",
+}
+"""Column of an answer -> what it means."""

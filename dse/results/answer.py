@@ -89,7 +89,17 @@ def tables_of_winners(
         if (left := int(lines.max()) + 1 - most) > 0:
             what = "scenarios" if len(_apart(record, best)) == 1 else "rows"
             yield f"and {left} {what} more: -v lists them"
-        yield from filter(None, [measure])
+        yield from filter(None, [measure, _baseline_in_words(record, outputs.read_config()["study"])])
+
+
+def _baseline_in_words(record: Mapping[str, Any], study: Mapping[str, Any]) -> str:
+    """What gains are over, in a study without texts of its own; "" in others, and where nothing is relative."""
+    import pandas as pd
+
+    values = study.get("baseline") or {}
+    if study.get("module") != "plain" or not record["gain"] or not values:
+        return ""
+    return f"baseline: {choice_in_words(pd.Series(values, dtype=object), values)}"
 
 
 def _ties_in_words(record: Mapping[str, Any], table: pd.DataFrame, count: int) -> str:
@@ -336,12 +346,25 @@ def _what_wins(best: pd.DataFrame, knobs: Sequence[str]) -> str:
     common = choice_in_words(best.iloc[0], common_choices(best, knobs))
     choice = next((path for path in knobs if path.endswith(".name") and best[path].nunique() > 1), None)
     if choice is None:
-        return f"{common} wins everywhere" if common else ""
+        return _what_wins_where(best, knobs, common)
     counts = best[choice].value_counts()
     often = choice_in_words(best[best[choice] == counts.index[0]].iloc[0], [choice])
     return f"{often} wins in {counts.iloc[0]} of {len(best)} scenarios" + (
         f" (all winners: {common})" if common else ""
     )
+
+
+def _what_wins_where(best: pd.DataFrame, knobs: Sequence[str], common: str) -> str:
+    """Which value of the first knob of texts wins in which scenarios; what is common to all where none differs."""
+    varied = (path for path in knobs if best[path].nunique() > 1 and isinstance(best[path].iloc[0], str))
+    choice = next(varied, None)
+    if choice is None:
+        return f"{common} wins everywhere" if common else ""
+    texts = []
+    for _, rows in best.groupby(choice, sort=False):
+        names = f" ({', '.join(map(str, rows['scenario']))})" if len(rows) <= _FEWEST_IN_COMMON else ""
+        texts.append(f"{choice_in_words(rows.iloc[0], [choice])} wins in {len(rows)} of {len(best)} scenarios{names}")
+    return ", ".join(texts) + (f"; all winners: {common}" if common else "")
 
 
 def geometric_mean(values: Iterable[Any]) -> float:

@@ -182,16 +182,10 @@ def levels(outputs: Outputs) -> Iterator[Table | str]:
         return
     ladder = outputs.read_json("fidelity")
     shown = Table(title=f"Levels of the model, from coarse to fine: {', '.join(ladder['levels'])}")
-    for name in (
-        "objective",
-        "coarse -> fine",
-        "points",
-        "Kendall tau",
-        "of the sample",
-        "error of the coarse: median",
-    ):
-        shown.add_column(name, justify="left" if name in ("objective", "coarse -> fine") else "right")
-    shown.add_column("10 to 90 %", justify="right")
+    for name in ("objective", "coarse -> fine"):
+        shown.add_column(name)
+    for name in ("points", "Kendall tau", "of the sample", "error of the coarse: median", "10 to 90 %"):
+        shown.add_column(name, justify="right")
     for pair in ladder["pairs"]:
         for name, agreement in pair["overall"]["objectives"].items():
             ranks = ["–" if agreement[key] is None else f"{agreement[key]:.3f}" for key in ("tau", "tau_of_sample")]
@@ -288,16 +282,9 @@ def claims_table(rows: list[dict[str, Any]]) -> Table | str:
         return f"published claims were not tested: {rows[0]['reason']}"
 
     shown = Table(title="Published claims, and ours")
-    for name, justify in (
-        ("claim", "left"),
-        ("published", "right"),
-        ("ours", "right"),
-        ("error", "right"),
-        ("verdict", "left"),
-        ("basis", "left"),
-        ("why", "left"),
-    ):
-        shown.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for name in ("claim", "published", "ours", "error", "verdict", "basis", "why"):
+        is_number = name in ("published", "ours", "error")
+        shown.add_column(name, justify="right" if is_number else "left", overflow="fold")
     for row in rows:
         verdict = {True: "within", False: "MISS", None: "not tested"}[row["within"]]
         bound = "≤ " if row["kind"] == "at_most" else ""
@@ -430,11 +417,17 @@ def view(name: str) -> Callable[..., Path] | None:
     return plugins.load("view", name) if plugins.target("view", name) else None
 
 
-def write_page(outputs: Outputs, *, has_charts: bool = True) -> Path | None:
-    """Write timelines that programs open, and the page of a run; its path, or None where no plug-in offers pages."""
+def write_page(outputs: Outputs, *, has_charts: bool = True, drawn: Callable[[], object] = tuple) -> Path | None:
+    """Write timelines that programs open, and the page of a run; its path, or None where no plug-in offers pages.
+
+    drawn: waits until all figures are drawn; a page calls it when it has done all else.
+    """
     write_traces(outputs)
     write = view("report")
-    return write(outputs, has_charts=has_charts) if write else None
+    if write:
+        return write(outputs, has_charts=has_charts, drawn=drawn)
+    drawn()
+    return None
 
 
 @output_files.working_on_folders

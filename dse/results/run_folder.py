@@ -136,7 +136,7 @@ class Outputs:
             finished = [path.parent.parent.name for path in root.glob("*/latest/results.parquet")]
             shipped = list_options("study")
             near = "" if study in shipped else nearest(study, shipped)
-            first = f"did you mean `{near}`?" if near else f"run python -m dse study={study} first"
+            first = f"did you mean `{near}`?" if near else f"run `python -m dse study={study}` first"
             way = did_you_mean(study, finished) if finished else first
             raise ConfigError([Problem("study", f"has no finished run below {root}/", study, way)])
         if folder.resolve().parent != folder.parent.resolve():  # `latest` is a link, which another user may have placed

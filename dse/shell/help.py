@@ -46,7 +46,10 @@ def help_text(words: Sequence[str], folder: Path | None) -> str:
                 return _command_text(command)
         if commands := commands_of(words[place]):
             return _verb_text(words[place], commands)
-    return _list_text("study", [folder] if folder else [], every=False) if "run" in words else _program_text()
+    if "run" not in words:
+        return _program_text()
+    studies = _list_text("study", [folder] if folder else [], every=False)
+    return "\n".join([studies, "", "Columns of an answer", *_table_lines(plugins.declarations("COLUMNS"))])
 
 
 def commands_of(verb: str) -> dict[str, Command]:
@@ -85,7 +88,7 @@ def _command_text(command: Command) -> str:
         lines += ["Options", *_table_lines(command.options), ""]
     for section, keys in _keys(command).items():
         lines += [f"{section}.*, with defaults", *_table_lines(keys), ""]
-    examples = command.examples or (command.usage,)
+    examples = command.examples or (command.usage,)  # a usage without placeholders
     return "\n".join([*lines, "Examples", *(f"  python -m dse {example}" for example in examples)])
 
 

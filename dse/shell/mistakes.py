@@ -20,19 +20,19 @@ def problems_of_no_command(words: Sequence[str]) -> list[Problem]:
         return [Problem(" ".join(words[:program]), "is typed twice", way_out=f"write `{way}`")]
     name, groups = words[0], list(plugins.declarations("GROUPS"))
     if inner := [command.partition(" ")[2] for command in commands_of(name)]:
-        way = did_you_mean(words[1], inner).replace("mean `", f"mean `{name} ")
+        way = did_you_mean(words[1], inner).replace("mean `", f"mean `python -m dse {name} ")
         return [Problem(" ".join(words[:2]), "is no command", way_out=way)]
-    if way := _near_command(name, groups):
+    if way := _near_command(words, groups):
         return [Problem(name, "is no command", way_out=way)]
     return _problems_of_overrides(words, groups)
 
 
-def _near_command(name: str, groups: Sequence[str]) -> str:
-    """The way out of a word that is like a verb, the last word of a command, or a list of options."""
+def _near_command(words: Sequence[str], groups: Sequence[str]) -> str:
+    """The way out of words whose first is like a verb, the last word of a command, or a list of options."""
     meant = {command.rpartition(" ")[2]: command for command in plugins.names("command")}
     meant |= {plural(group): plural(group) for group in groups} | {verb: verb for verb in VERBS}
-    near = nearest(name, meant, cutoff=0.75)
-    return f"did you mean `{meant[near]}`?" if near else ""
+    near = nearest(words[0], meant, cutoff=0.75)
+    return f"did you mean `{shlex.join(['python', '-m', 'dse', *meant[near].split(), *words[1:]])}`?" if near else ""
 
 
 def _problems_of_overrides(words: Sequence[str], groups: Sequence[str]) -> list[Problem]:

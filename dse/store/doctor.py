@@ -24,7 +24,7 @@ def check_results(options: Mapping[str, str]) -> Iterator[DoctorCheck]:
             mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
             count = connection.execute("SELECT count(*) FROM results").fetchone()[0]
     except sqlite3.DatabaseError as error:
-        way = f"python -m dse store check output_dir={options['output_dir']} saves what can be saved"
+        way = f"`python -m dse store check output_dir={options['output_dir']}` saves what can be saved"
         yield DoctorCheck("fail", "results", f"{file} cannot be read: {error}", way)
         return
     is_wal = mode == "wal"

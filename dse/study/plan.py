@@ -142,15 +142,16 @@ def plan(request: Request) -> Plan:
 def _settings(check: Problems, sections: Mapping[str, Any]) -> Settings | None:
     """The settings, those of the executor as its evaluator has them; None, with every problem, if they do not hold."""
     section = sections.get("executor")
-    name = section.get("evaluator", "local") if isinstance(section, Mapping) else "local"
     try:
-        # a plug-in's evaluator has settings of its own
-        executor = check.model(evaluator_kind(str(name)).settings, section, path="executor")
+        kind = evaluator_kind(str(section.get("evaluator", "local") if isinstance(section, Mapping) else "local"))
+        executor = check.model(kind.settings, section, path="executor")
     except ConfigError as error:
         check.found.extend(error.problems)
         return None
     # stands in, so that the other sections are still checked
     settings = check.model(Settings, {**sections, "executor": executor or ExecutorSettings(name="refused")}, path="")
+    if settings and kind.store_for and settings.store.url is None:
+        check.add("store", f"keeps nothing, and {kind.store_for}", value="none", way_out="use store=sqlite")
     return settings if executor else None
 
 
@@ -187,8 +188,7 @@ def _plan_cases(planned: Plan) -> Iterator[tuple[str, Plan]]:
     space = next(iter(planned.spaces.values()))
     for name, cases in module.cases(planned.request.tree).items():
         spaces = {
-            # a case is complete: no options to choose among
-            label: replace(space, base=case.tree, knobs=case.knobs, options={}, known=Memo())
+            label: replace(space, base=case.tree, knobs=case.knobs, options={}, known=Memo())  # a case is complete
             for label, case in cases.items()
             if _is_design(space.backend, case.tree)
         }

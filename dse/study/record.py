@@ -5,6 +5,7 @@ Figures are drawn by processes beside the study, so that nothing waits for them 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -25,6 +26,7 @@ from dse.study.settings import Figures
 
 _MOST_NAMES = 4  # that a heading lists
 _MOST_WORKERS = 4  # a study has a dozen figures, and each worker imports matplotlib
+_NICENESS = 5  # so that drawing does not slow down the evaluation; above that of tracking
 
 
 def evaluate_probes(planned: Plan, outputs: Outputs, support: Support) -> None:
@@ -58,6 +60,7 @@ def write_files(planned: Plan, findings: Findings, *, outputs: Outputs) -> None:
             "contest": settings.study.answer.model_dump(mode="json"),
             "declared": dict(planned.contest.declared),
             "units": {name: "" if metric.unit == "1" else metric.unit for name, metric in planned.metrics.items()},
+            "meanings": {name: metric.meaning for name, metric in planned.metrics.items()},
             "limits": {name: dict(shares) for name, shares in findings.limits.items()},
             "num_outcomes": findings.num_outcomes,
             "searched": {name: vars(chosen) for name, chosen in findings.chosen.items()},
@@ -148,6 +151,7 @@ class _Figure:
 def _serve(figure: _Figure | None) -> None:
     """Draw a figure in a worker; None only imports what drawing needs, while the study goes on."""
     if figure is None:
+        os.nice(_NICENESS)
         warm()
     else:
         figure.draw()

@@ -124,7 +124,7 @@ def sync(words: Sequence[str]) -> int:
     everyone = StudyFolder.all(Path(arguments["output_dir"]), arguments["study"])
     studies = [study for study in everyone if _is_sound(study)]
     if not studies:
-        way = "run python -m dse study=<name> first"
+        way = "run `python -m dse study=<name>` first"
         rule = f"has no finished run below {arguments['output_dir']}/"
         raise ConfigError([Problem("study", rule, arguments["study"], way)])
     wanted = [_views_of(study, arguments) for study in studies]

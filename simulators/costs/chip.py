@@ -66,7 +66,7 @@ class Chip:
         # whichever is missing, the message names the way to all of them
         if constants is None or peak is None or device.gpu.hbm_rate is None:
             raise ValueError(
-                f"{device.name} has no constants for {precision}: python -m dse machine calibrate fits them"
+                f"{device.name} has no constants for {precision}: `python -m dse machine calibrate` fits them"
             )
         fitted = {
             name: value  # a number, or an array over a grid

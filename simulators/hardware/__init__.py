@@ -12,7 +12,7 @@ COMMANDS = {
         "simulators.hardware.systems:show_machine",
         "machine show <name>",
         "every constant of a machine, with its source, and what a backend misses",
-        examples=("machine show h100_8", "machine show my_conf/system/mine.yaml"),
+        examples=("machine show h100_8", "machine show my_gpu --config-dir my_conf"),
     ),
 }
 GROUPS = {

@@ -136,7 +136,7 @@ def list_implementations(words: Sequence[str]) -> CommandAnswer:
     if words:
         parts = [part for software in chosen for part in (_head(software), _sources(software))]
         return CommandAnswer(Path(), tuple(parts))
-    hint = "python -m dse implementations <name> shows the source of each constant; sites.ffn_in=<name> takes one"
+    hint = "`python -m dse implementations <name>` shows the source of each constant; sites.ffn_in=<name> takes one"
     return CommandAnswer(Path(), (_table(chosen), hint))
 
 

@@ -11,7 +11,7 @@ and projects the epoch's time on another configuration, of iteration times t', a
 no representative. Where k reaches the number of unique lengths each of these represents itself, which is exact as far
 as iterations of one length take equally long.
 
-Logs of one's own: `profile seqpoint` of the plug-in `papers`.
+The command `profile seqpoint` of the plug-in of papers reads logs of one's own.
 """
 
 from __future__ import annotations

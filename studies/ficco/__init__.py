@@ -228,7 +228,7 @@ def _inefficiencies(ok: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
     dma, cu = (kinds[kinds["schedule.comm_engine"] == engine] for engine in ("dma", "cu"))
     if len(dma):
         yield "dil", partial(_dil, dma)
-        yield "signatures", partial(_signatures, dma)
+        yield "signatures", partial(_signatures, dma, best_rows(ok, ["scenario"]))
     yield "cil", partial(_cil, kinds)
     if cu[_MOVERS.column].nunique() > 1:
         yield "cu_sweep", partial(_cu_sweep, cu)
@@ -248,19 +248,24 @@ def _dil(dma: pd.DataFrame) -> FigureSheet:
     return tables.heat(rows, value, x=Axis(pieces, "pieces"), y="scenario", frame=frame)
 
 
-def _signatures(dma: pd.DataFrame) -> FigureSheet:
-    """Losses of the best of each kind."""
+def _signatures(dma: pd.DataFrame, won: pd.DataFrame) -> FigureSheet:
+    """Losses of the best of each kind, and of the winners [one of each scenario], of whatever kind they are."""
+    import pandas as pd
+
     least = best_rows(dma, ["scenario", "schedule.name"])
+    least = pd.concat([least, won[~won["key"].isin(least["key"])]])
+    by_kernels = (least["schedule.comm_engine"] != "dma").map({True: " by CUs", False: ""})
     least = least.assign(
         **{f"{loss}_s": least[f"{loss}_s"] / least["ideal_s"] for loss in _CAUSES},
-        bar=least["schedule.name"].map(label),
+        bar=least["schedule.name"].map(label) + by_kernels,
+        won=least["key"].isin(won["key"]),
     )
-    won = best_rows(least, ["scenario"])
+    won = least[least["won"]]
     largest = won[[f"{loss}_s" for loss in _CAUSES]].idxmax(axis=1).astype(str).str.removesuffix("_s")
     cause, times = most_frequent(largest)
     title = f"The best schedule loses most by {cause} in {times} of {len(won)} {_SCENARIOS}"
     parts = [Axis(f"{loss}_s", loss, "%") for loss in _CAUSES]
-    frame = Frame(title, "best of each schedule, moved by DMA engines", "scenario")
+    frame = Frame(title, "best of each schedule, moved by DMA engines; triangle: the fastest of all", "scenario")
     return tables.stacks(least, parts, bar="bar", label="loss, of the ideal time", frame=frame)
 
 

@@ -112,7 +112,9 @@ class PlanStudy(Plain):
             yield "plan.yaml", next(iter(trees.values())) if len(trees) == 1 else trees
         for plan in of_scenarios[:1]:
             if plan.best.get("parallel.exchanges") != "two_micro_batches":  # whose layers are of two
-                yield "layer", partial(_layer_figure, plan)
+                before, after = (_layer(plan.step(row)) for row in (plan.serial, plan.best))
+                if not before.equals(after):  # else there is nothing to see
+                    yield "layer", partial(_layer_figure, plan.name, (before, after))
 
 
 def _is_of_software(plan: StepPlan) -> bool:
@@ -335,15 +337,14 @@ def _gains_figure(rows: pd.DataFrame) -> FigureSheet:
     return tables.dots(rows, axis, row="choice", by="scenario", frame=frame)
 
 
-def _layer_figure(plan: StepPlan) -> FigureSheet:
+def _layer_figure(name: str, layers: Sequence[pd.DataFrame]) -> FigureSheet:
     """One layer of the forward pass, serial and as planned."""
     import pandas as pd
 
-    both = {"serial": plan.serial, "planned": plan.best}
-    frames = [_layer(plan.step(row)).assign(panel=name) for name, row in both.items()]
-    spans = [frame["finish_s"].max() for frame in frames]
-    title = f"A layer of {plan.name} takes {cell(spans[0], 's')} with serial sites, {cell(spans[1], 's')} as planned"
-    return timelines.timeline(pd.concat(frames), title, panel="panel")
+    layers = [layer.assign(panel=panel) for layer, panel in zip(layers, ("serial", "planned"), strict=True)]
+    spans = [layer["finish_s"].max() for layer in layers]
+    title = f"A layer of {name} takes {cell(spans[0], 's')} with serial sites, {cell(spans[1], 's')} as planned"
+    return timelines.timeline(pd.concat(layers), title, panel="panel")
 
 
 def _layer(step: Iteration) -> pd.DataFrame:

@@ -176,7 +176,7 @@ class MeasuredBackend(Backend):
                     }
                     self._check_reach(check, device, rows, name)
             if device_rows and len(trees) == before:
-                way = "python -m dse machine calibrate fits them, and writes a file to name here"
+                way = "`python -m dse machine calibrate` fits them, and writes a file to name here"
                 check.add("devices", "has no constants for any row", value=name, way_out=way)
         check.done()
         return trees

@@ -72,14 +72,12 @@ def opened() -> Iterator[MakeEvaluator]:
         yield make
 
 
-EVALUATOR = EvaluatorKind(ClusterExecutor, opened)
+EVALUATOR = EvaluatorKind(ClusterExecutor, opened, "a cluster needs a store: a lease in it decides who evaluates")
 
 
 def _order(spec: BackendSpec, executor: ClusterExecutor, session: Session) -> Order:
     """What all chunks of a study share. Raises ConfigError for a store that workers cannot use."""
-    if not isinstance(session, StoreSession):
-        rule = "keeps nothing, and a cluster needs a store: a lease in it decides who evaluates"
-        raise ConfigError([Problem("store", rule, "none", "use store=sqlite, or store.url=postgresql://...")])
+    assert isinstance(session, StoreSession)  # as `EVALUATOR` demands
     store = session.store
     if executor.leaves_machine and store.url.startswith("sqlite"):
         rule = "is a file of this machine, and the workers are on others"

@@ -12,10 +12,13 @@ COMMANDS = {
         "dse_pages.explore:command",
         "results show <run> [port=...]",
         "look at every point of a run in a browser: zoom, filter, any two metrics",
+        {"run": "name of a study, for its newest run, or <study>/<time>"},
+        ("results show ficco_sweep", "results show ficco_sweep/2026-11-21_17-27-05 port=5002"),
     ),
     "results reproduce": Command(
         "dse_pages.reproduce:command",
         "results reproduce [<paper>]",
         "run every study of a paper, or all studies; one page that compares published values with ours",
+        examples=("results reproduce", "results reproduce ficco"),
     ),
 }

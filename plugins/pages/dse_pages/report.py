@@ -5,13 +5,13 @@ from __future__ import annotations
 import platform
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dse.files import read_text
-from dse.plots.labels import COLOURS
-from dse.results import output_files, provenance, report
+from dse.plots.labels import COLOURS, words
+from dse.results import COLUMNS, output_files, provenance, report
 from dse.results.answer import answer_tables, ranked_winners
 from dse.results.run_folder import Outputs
 from dse.results.selection import Selection, select
@@ -33,23 +33,27 @@ _LEAST_SHARE = 0.01
 _FEW = 4  # values of a baseline that are named
 
 
-def write_report(outputs: Outputs, *, has_charts: bool = True) -> Path:
+def write_report(outputs: Outputs, *, has_charts: bool = True, drawn: Callable[[], object] = tuple) -> Path:
     """Write `report.html` of a run, with all that its folder holds by now; its path.
 
-    has_charts: whether with charts that a reader can change. Raises ConfigError where the folder is damaged.
+    has_charts: whether with charts that a reader can change. drawn: waits until the figures are drawn. Raises
+    ConfigError where the folder is damaged.
     """
     if has_charts:
         vega.begin()
-    shown = content(outputs, has_charts=has_charts)
+    shown = content(outputs, has_charts=has_charts, drawn=drawn)
     scripts = page.view_scripts("begin_inline.js") if shown["start"] else []
     return page.write(outputs.folder / NAME, page.render("report.html", shown, scripts=scripts))
 
 
-def content(outputs: Outputs, *, has_charts: bool = True) -> dict[str, Any]:
+def content(outputs: Outputs, *, has_charts: bool = True, drawn: Callable[[], object] = tuple) -> dict[str, Any]:
     """All that the template of a report shows."""
     summary, record = outputs.read_json("summary"), outputs.read_json("provenance")
     shown = report.load_selection(outputs)
     best = ranked_winners(summary, shown.table)
+    first = str(best["scenario"].iloc[0]) if len(best) else ""
+    views = _views(outputs, summary, first) if has_charts else _NO_VIEWS
+    drawn()
     claims = outputs.read_json("claims") if outputs.has("claims") else []
     return {
         "title": f"{summary['study']}: {summary['question']}",
@@ -60,6 +64,7 @@ def content(outputs: Outputs, *, has_charts: bool = True) -> dict[str, Any]:
         "answered": in_order(answer_tables(outputs, shown.table, most=_MOST_WINNERS)),
         "baseline": _baseline(outputs, summary),
         "plan": read_text(plan, plan.name) if output_files.exists(plan := outputs.folder / "plan.yaml") else "",
+        "terms": _terms(summary),
         "winners_in_full": sheet(report.summary(outputs, shown.table)) if len(best) else None,
         "limits": _limits(summary["limits"]),
         "pictures": pictures.pictures(outputs.figures, outputs.folder, order=figure_names(outputs, shown)),
@@ -68,8 +73,14 @@ def content(outputs: Outputs, *, has_charts: bool = True) -> dict[str, Any]:
         **_claims(claims),
         "levels": split(report.levels(outputs)),
         **_sources(record),
-        **(_views(outputs, summary, str(best["scenario"].iloc[0]) if len(best) else "") if has_charts else _NO_VIEWS),
+        **views,
     }
+
+
+def _terms(summary: Mapping[str, Any]) -> dict[str, str]:
+    """What the columns of tables mean, by their headings: names of metrics, and these in words."""
+    meanings = summary.get("meanings", {})  # an older run has none
+    return {**{words(name): text for name, text in meanings.items()}, **meanings, **COLUMNS}
 
 
 def _baseline(outputs: Outputs, summary: Mapping[str, Any]) -> str:
@@ -104,7 +115,7 @@ def _views(outputs: Outputs, summary: Mapping[str, Any], scenario: str) -> dict[
         return {**_NO_VIEWS, "note": "" if start is None else page.NO_CHARTS}
     rows = chosen.num_rows
     note = f"All {rows:,} points are in this page." if chosen.complete else f"This page holds {chosen}."
-    note += f" python -m dse results show {summary['study']} shows every point." if not chosen.complete else ""
+    note += f" `python -m dse results show {summary['study']}` shows every point." if not chosen.complete else ""
     views = embedded(points, start)
     title = f"{charts.axis_title(start.y)} over {charts.axis_title(start.x)}"
     title += f", scenario {start.scenario}" if start.scenario else ""

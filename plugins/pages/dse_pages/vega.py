@@ -9,6 +9,8 @@ import functools
 import subprocess
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 
 _PATIENCE_S = 120.0
@@ -17,9 +19,9 @@ _SCALE = 1.5  # pixels of a picture for each of the specification
 
 @functools.cache
 def begin() -> Future[bytes]:
-    """Begin to make the library, once, while the caller does what comes before; it takes a second."""
+    """Begin to read or make the library, once, while the caller does what comes before."""
     thread = ThreadPoolExecutor(1)
-    library = thread.submit(_ask, "bundle", "")
+    library = thread.submit(_bundle)
     thread.shutdown(wait=False)
     return library
 
@@ -32,6 +34,21 @@ def library() -> str:
 def png(specification: str) -> bytes:
     """Picture of a Vega-Lite specification; b"" where the engine cannot run."""
     return _ask("png", specification)
+
+
+def _bundle() -> bytes:
+    """The library, which takes more than a second to make, from the user's cache (never a shared folder: it is run)."""
+    from dse.files import atomic_replacement  # not by the script, which needs none of it
+
+    kept = Path.home() / ".cache" / "dse" / f"vega-{version('vl-convert-python')}.js"
+    with suppress(OSError):
+        return kept.read_bytes()
+    if made := _ask("bundle", ""):
+        with suppress(OSError):  # a home that cannot be written: made anew each time
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_replacement(kept) as fresh:
+                fresh.write_bytes(made)
+    return made
 
 
 def _ask(request: str, text: str) -> bytes:

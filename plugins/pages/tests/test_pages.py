@@ -6,6 +6,7 @@ import base64
 import hashlib
 import html
 import json
+import os
 import re
 import subprocess
 import sys
@@ -290,6 +291,10 @@ def test_a_browser_shows_a_report_without_a_complaint_whatever_its_names(hostile
         assert int(visit.page.get_attribute("html", "data-drawn") or 0) > 60
         assert visit.overhang() <= 0
         assert HOSTILE in visit.page.inner_text("h1")
+        assert visit.page.get_by_text("What the columns mean").first.is_visible()
+        if size == LAPTOP:  # a phone shows rows as cards, without a line of headings
+            (column := visit.page.locator("abbr", has_text="limited by").first).focus()
+            assert "winner's time" in str(column.evaluate("it => getComputedStyle(it, '::after').content"))
 
 
 @needs_chromium
@@ -392,7 +397,8 @@ def test_a_study_survives_where_the_engine_of_charts_cannot_run(tmp_path: Path) 
         "from dse_pages.report import write_report; from dse.results.run_folder import Outputs;"
         "write_report(Outputs(pathlib.Path(sys.argv[1])))"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)
+    command, variables = [sys.executable, "-c", code, str(folder)], {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     text = (folder / NAME).read_text()
     assert page.NO_CHARTS in html.unescape(text)

@@ -9,7 +9,7 @@ from dse.plugins import Command
 
 COMMANDS = {
     "profile seqpoint": Command(
-        "dse_papers.epoch_log:seqpoint",
+        "dse_papers.seqpoint.epoch_log:seqpoint",
         "profile seqpoint data=<csv> [k0=5] [error=0.01] [out=<csv>]",
         "which iterations of a log over sequence lengths to profile, and what they project",
         {

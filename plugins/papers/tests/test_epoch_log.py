@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dse.cli import main
-from dse_papers.epoch_log import read
+from dse_papers.seqpoint.epoch_log import read
 
 
 def log(path: Path, *rows: str, columns: str = "sequence_length,seconds,seconds_slow") -> Path:
