@@ -1,1 +1,1 @@
-"""What several studies share: facts with their sources, words of figures, variants of an iteration."""
+"""What several studies share: facts with their sources, variants of an iteration; words are in `studies.plain`."""
