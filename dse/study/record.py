@@ -1,4 +1,4 @@
-"""What a study writes into its folder beside the table of its points: probes, files that describe it, and figures.
+"""Records of a study in its folder beside the table of its points: probes, files that describe it, and figures.
 
 Probes are evaluated here. Figures are drawn by processes beside the study (`FigureWorkers`), so that nothing waits for
 them but the end.
