@@ -17,8 +17,8 @@ schedule spends its time on some of these, so for every price z [s/byte] up to 1
 which is Lagrangian duality; the bound is the largest over z. head: set-up of a transfer, in which the GEMM may run;
 s: the least of g_a (1 - z v_a) / g over alone and DMA, which no piece exceeds.
 tail: launch of the last piece, which waits for the last byte (a GEMM that comes first: launch of the first one). No
-schedule gets below V over the links, or the least HBM traffic over the HBM's rate, either. Proofs, for the contention
-laws of `search_spaces.pipeline`: docs/explanation/bounds.md.
+schedule gets below V over the links, or the least HBM traffic over the HBM's rate, either. Ideas of the proofs, for the
+contention laws of this module, which `search_spaces.pipeline` adds to the graph: docs/explanation/bounds.md.
 """
 
 from __future__ import annotations

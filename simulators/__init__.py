@@ -1,4 +1,4 @@
-"""The machine: systems, workloads, operator and transfer costs, task graphs, engines, metrics, the overlap backend."""
+"""The machine: systems, workloads, operator and transfer costs, task graphs, engines, and backends."""
 
 LOOKS = {
     "dma": ("DMA engines", "vermillion", "X"),

@@ -1,4 +1,4 @@
-"""Base class of studies: no published claims, and Pareto fronts as dse draws them; words of figures for all studies."""
+"""Base class of studies: no published claims, and Pareto fronts as dse draws them; words and rows that all share."""
 
 from __future__ import annotations
 

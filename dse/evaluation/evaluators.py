@@ -1,6 +1,7 @@
-"""Evaluators of points by name (`executor.evaluator`): this machine, and what other distributions offer.
+"""Evaluators of points by name (`executor.evaluator`), with their settings: this machine, and what others offer.
 
-`Evaluator` evaluates on one core or many, with the same results.
+`Evaluator` looks points up in the store, leases what is missing, evaluates it on one core or many, with the same
+results, and records it.
 """
 
 from __future__ import annotations

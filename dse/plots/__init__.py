@@ -1,9 +1,9 @@
 """Figures: only this package draws. Charts take a table and return a sheet; `save` draws one and writes it.
 
 `labels` says how a name looks and how a column becomes an axis, `canvas` lays a sheet out; charts are in `tables`,
-`fronts`, `timelines`, `predictions` and `comparisons`. Studies yield (name, function that draws): a figure
-that nobody asked for costs nothing, and any can be drawn in another process. No module imports matplotlib before it
-draws.
+`fronts`, `timelines`, `paths`, `sizes`, `searches`, `predictions` and `comparisons`; `references` adds others' values.
+Studies yield (name, function that draws): a figure that nobody asked for costs nothing, and any can be drawn in another
+process. No module imports matplotlib before it draws.
 """
 
 from dse.plots.canvas import FORMATS as FORMATS

@@ -1,4 +1,4 @@
-"""Labels of names and of numbers: the same in every figure and page of every study. Imports no drawing library.
+"""Labels, colours and markers of names, axes of numbers: alike in all figures and pages. Imports no drawing library.
 
 Packages declare names in mappings `LOOKS` (`name: (label, colour, marker)`), as `search_spaces` does for schedules;
 no two names of a package look the same. A name that nobody declared has a colour and a marker by its own letters; it

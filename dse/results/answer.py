@@ -1,4 +1,4 @@
-"""What a person reads first: the winners, a sentence that concludes, the claims in a line; and the command `claims`."""
+"""The answer that a person reads first: winners, a conclusion, claims in a line; and the command `results claims`."""
 
 from __future__ import annotations
 

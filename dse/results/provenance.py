@@ -1,8 +1,8 @@
-"""Provenance of a result: command, code, versions, machine. What is named a secret is not written down.
+"""Provenance of a result: command, code, versions, machine; and the fingerprint of a backend.
 
-A fingerprint is what the results of a backend rest on besides its name, version and parameters: a hash of syntax trees
-and of data files. Comments, docstrings and layout are no part of a syntax tree, so that an edit of them keeps every
-stored result.
+What is named a secret is not written down. A fingerprint is what the results of a backend rest on besides its name,
+version and parameters: a hash of syntax trees and of data files. Comments, docstrings and layout are no part of a
+syntax tree, so that an edit of them keeps every stored result.
 """
 
 from __future__ import annotations

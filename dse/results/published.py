@@ -23,7 +23,7 @@ class _Place(Frozen):
     """Place of the value of a claim in a figure.
 
     label: words for it. as_gain: a share in percent that the axis shows as a ratio, 43 % as 1.43. in_words: in the note
-    of the figure, which has no axis for it. of, panel, row, at: of `dse.plots.Reference`.
+    of the figure, which has no axis for it. of, panel, row, at: of `dse.plots.references.Reference`.
     """
 
     claim: str

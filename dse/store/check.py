@@ -1,4 +1,4 @@
-"""The command `check`: are the recorded results as they were written?"""
+"""The command `store check`: are the recorded results as they were written?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `dse doctor` looks at: the database of results."""
+"""Checks of `dse doctor`: the database of results."""
 
 from __future__ import annotations
 

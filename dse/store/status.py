@@ -1,4 +1,4 @@
-"""The command `status`: studies of a store, who works on them, how fast, and what failed; from any machine."""
+"""The command `store status`: studies of a store, who works on them, how fast, and what failed; from any machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `rebase`: results of an older store under the present content keys.
+"""The command `store rebase`: results of an older store under the present content keys.
 
 Keys are hashes of what a design says; those of stores of version 1, of names that knobs of schedules have no more.
 A key does not tell its design. So each study is planned again from its recorded command, the design of each recorded

@@ -1,6 +1,7 @@
-"""Recording a planned study in a folder: tables of its points and probes, the files that describe them, its figures.
+"""Records of a study in its folder beside the table of its points: probes, files that describe it, and figures.
 
-Figures are drawn by processes beside the study, so that nothing waits for them but the end.
+Probes are evaluated here. Figures are drawn by processes beside the study (`FigureWorkers`), so that nothing waits for
+them but the end.
 """
 
 from __future__ import annotations

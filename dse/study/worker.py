@@ -1,4 +1,4 @@
-"""The command `worker`: a process that helps with the studies of a shared store, without Dask and without a client.
+"""The command `store worker`: a process that helps with studies of a shared store, without Dask and without a client.
 
 It takes the question of a study from the store, plans it again with its own code and configuration, and evaluates what
 nobody else has in hand. Its results are recorded as those of the study; tables and figures are for the client, who

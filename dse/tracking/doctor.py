@@ -1,4 +1,4 @@
-"""What `dse doctor` looks at: MLflow's database, and the port of its UI."""
+"""Checks of `dse doctor`: MLflow's database, and the port of its UI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views of finished study runs in MLflow and in Optuna's storage, and the command `sync`.
+"""Views of finished study runs in MLflow and in Optuna's storage, and the command `store sync`.
 
 A view is written from the folder of a study run alone, so a deleted view can be written again. A failure is reported
 and ignored.

@@ -1,9 +1,10 @@
-"""Moving a tensor between the GPUs of a node: routes, and rates by CU kernels or DMA engines.
+"""Moving a tensor between GPUs: routes in a node, rates by CU kernels or DMA engines, and a library's protocols.
 
 The node is symmetric, so one representative GPU is simulated: what it receives, it also sends. A route names the
 incoming links that a peer's data loads, the bytes on each (transit on a ring), and the order in which data arrives.
 
-Collectives by a library with three protocols, as NCCL and RCCL have them, and by a switch that adds and copies.
+`protocol_seconds`: collectives by a library with three protocols, as NCCL and RCCL have them, and the choice of one;
+`in_switch_seconds`: by a switch that adds and copies. `simulators.costs.collective` has those of algorithms.
 
 A collective of S bytes among n GPUs on N nodes takes s dependent steps, in which a GPU sends w bytes:
 

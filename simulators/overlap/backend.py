@@ -1,4 +1,4 @@
-"""The overlap backend: lower a schedule to a task graph, run an engine, read off the metrics."""
+"""The overlap backend: lower a schedule to a task graph, run an engine, read off the metrics; bounds of schedules."""
 
 from __future__ import annotations
 

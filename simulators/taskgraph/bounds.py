@@ -9,8 +9,8 @@ its finish, and for a resource r the tasks t in r that use it
 
 `bound` is the largest of them. `linear_bound` is a linear program that has all of them at once, with contention laws:
 time is cut into intervals between the ends of some tasks of the critical path, and what must come before or after such
-an end runs in the intervals before or after it; nothing else of the order of time is kept. Proofs:
-docs/explanation/bounds.md.
+an end runs in the intervals before or after it; nothing else of the order of time is kept. Ideas of
+the proofs: docs/explanation/bounds.md.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What several studies share: facts with their sources, words of figures, variants of an iteration."""
+"""Parts that several studies share: facts with sources, variants of an iteration; words are in `studies.plain`."""

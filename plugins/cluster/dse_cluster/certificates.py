@@ -1,4 +1,4 @@
-"""The command `certificates`: an authority, and one certificate for the scheduler, the workers and the clients of Dask.
+"""The command `store certificates`: an authority, and one certificate for scheduler, workers and clients of Dask.
 
 Who has the folder may send work to the cluster, and run it: keep it as you keep a private key.
 """

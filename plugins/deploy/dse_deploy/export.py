@@ -1,4 +1,4 @@
-"""The command `export`: a plan as the settings of a tool, and what its step takes with them."""
+"""The command `settings export`: a plan as the settings of a tool, and what its step takes with them."""
 
 from __future__ import annotations
 

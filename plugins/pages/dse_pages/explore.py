@@ -1,4 +1,4 @@
-"""Every point of a table in a browser, up to a million of them: the command `explore`.
+"""Every point of a table in a browser, up to a million of them: the command `results show`.
 
 A server on 127.0.0.1 holds the table and answers questions of one page (`dse_pages.query`). Other pages of the browser
 cannot ask it: addresses begin with a token that only the printed one has, the Host header must be this machine's own

@@ -1,4 +1,4 @@
-"""All studies of a paper, or all there are: the command `reproduce`.
+"""All studies of a paper, or all there are: the command `results reproduce`.
 
 Every study is a process of its own, as if a person typed it; one that fails does not stop the others. A study whose
 newest run was made by the same command, code and libraries is not run again, and an interrupted one goes on from its

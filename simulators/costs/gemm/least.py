@@ -2,7 +2,7 @@
 
 Pieces partition the rows m and the depth k of C[m, n] = A[m, k] B[k, n] and have all n columns, or partition rows and
 columns and have all of k (`cut_columns`). A piece costs what `simulators.costs.gemm` says, so a division costs at
-least (docs/explanation/bounds.md has the proofs)
+least (docs/explanation/bounds.md has the ideas of the proofs)
 
     waves    max(C + s M, M + s C),  s: serial fraction, M: least traffic over the HBM rate
              C = min over whole waves w of w H(m / w),  H: the lower convex hull of the points (R_t, tau_t)
