@@ -145,6 +145,9 @@ def _load(key: tuple[str, str]) -> Any:
     if plugin is None:
         broken = "".join(f" ({package} cannot be imported: {error})" for package, error in broken_packages().items())
         rule, way = f"is no plug-in with {KINDS[kind].attribute}{broken}", did_you_mean(name, usable_names(kind))
+        if not place and KINDS[kind].package:
+            offer = f"a distribution offers it by an entry point in {KINDS[kind].group}"
+            way = f"{way}; {offer}" if way else offer
         if kind == "command" and not place:
             rule, way = f"is of a plug-in that is not installed{broken}", "install the plug-in that brings it"
         if place:

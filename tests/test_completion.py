@@ -186,10 +186,10 @@ def test_a_verb_alone_lists_its_commands_and_a_wrong_one_gets_the_nearest(capsys
     text = capsys.readouterr().out
     assert all(name in text for name in plugins.names("command") if name.startswith("results "))
     for words, way in (
-        (["results", "compaer"], "`results compare`"),
-        (["compare"], "`results compare`"),
-        (["reslts"], "`results`"),
-        (["studis"], "`studies`"),
+        (["results", "compaer"], "`python -m dse results compare`"),
+        (["compare"], "`python -m dse results compare`"),
+        (["reslts"], "`python -m dse results`"),
+        (["studis"], "`python -m dse studies`"),
     ):
         assert main(words) == 2
         assert f"did you mean {way}?" in capsys.readouterr().err

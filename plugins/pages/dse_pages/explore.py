@@ -185,7 +185,9 @@ def command(words: Sequence[str]) -> int:
 def _check(runs: Sequence[str], options: Mapping[str, str]) -> None:
     problems = []
     if len(runs) > 1:
-        problems.append(Problem("explore", "shows one run", " ".join(runs), "compare shows two"))
+        problems.append(
+            Problem("results show", "shows one run", " ".join(runs), "`python -m dse results compare` shows two")
+        )
     if options["open"] not in ("auto", "true", "false"):
         problems.append(Problem("open", "must be auto, true or false", options["open"]))
     if not (options["port"].isascii() and options["port"].isdigit() and int(options["port"]) < 1 << 16):
