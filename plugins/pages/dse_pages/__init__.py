@@ -19,6 +19,11 @@ COMMANDS = {
         "dse_pages.reproduce:command",
         "results reproduce [<paper>]",
         "run every study of a paper, or all studies; one page that compares published values with ours",
+        {
+            "output": "folder (outputs)",
+            "again": "run studies again that are up to date (false)",
+            "config_dir": "folder of your own configurations",
+        },
         examples=("results reproduce", "results reproduce ficco"),
     ),
 }

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dse import plugins
 from dse.config.options import list_options
 from dse.errors import ConfigError
 from dse_pages.reproduce import ReproducedStudy, choose, command, studies
@@ -170,9 +171,17 @@ def test_an_interrupted_reproduction_goes_on_when_it_is_typed_again(tmp_path: Pa
     process = subprocess.Popen(words, stderr=subprocess.PIPE, start_new_session=True, text=True)
     while not (tmp_path / "out" / "results.db").exists() and process.poll() is None:
         time.sleep(0.05)
+    assert process.poll() is None, process.communicate()[1]
     os.killpg(process.pid, signal.SIGINT)
     _, output = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "type the same command to go on" in output
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
+
+
+def test_every_command_that_reads_a_folder_of_configurations_declares_it() -> None:
+    commands = {name: plugins.load("command", name).__doc__ or "" for name in plugins.names("command")}
+    reading = {name for name, text in commands.items() if "config_dir" in text}
+    declared = {name for name in commands if "config_dir" in plugins.declaration("COMMANDS", name).options}
+    assert "results reproduce" in reading and reading <= declared
