@@ -34,7 +34,7 @@ from simulators.hardware.device import Device
 from simulators.hardware.machine import System, View, tree_of
 from simulators.hardware.network import Pattern
 from simulators.hardware.parts import ELEMENT_BYTES, Precision
-from simulators.hardware.system import ScheduleSystem, schedules_see
+from simulators.hardware.schedule_system import ScheduleSystem, schedules_see
 from simulators.steps.groups import groups
 from simulators.steps.operators import Exchange, Op, Platform, Product, Stream, collective, operator_costs
 from simulators.workloads.model import Parallel

@@ -18,7 +18,7 @@ from dse_workgroups.arrival_study import gains, seconds_by_policy
 from dse_workgroups.fused_study import fused_within
 from dse_workgroups.queue_claims import findings, run_queues
 from simulators.hardware.machine import tree_of
-from simulators.hardware.system import ScheduleSystem
+from simulators.hardware.schedule_system import ScheduleSystem
 
 
 def goldyloc_oracle_gap() -> Mapping[str, float]:

@@ -18,7 +18,7 @@ from benchmarks.timing import best
 from dse.config.options import conf_dir
 from simulators.costs.gemm.sharing import chosen
 from simulators.hardware.machine import tree_of
-from simulators.hardware.system import ScheduleSystem
+from simulators.hardware.schedule_system import ScheduleSystem
 
 _DEGREES = np.arange(1, 17)
 

@@ -14,7 +14,7 @@ from search_spaces.segment_costs import Move, SegmentCost, SegmentCosts, as_scal
 from simulators.costs.fabric import capacities, num_gpus, phases
 from simulators.costs.memory_bound import KernelCost, PeerStores, kernel_cost
 from simulators.hardware.machine import System
-from simulators.hardware.system import WholeNode
+from simulators.hardware.schedule_system import WholeNode
 from simulators.overlap.node import piece
 from simulators.taskgraph.graph import GraphBuilder
 from simulators.workloads.operators import Collective, Elementwise, Embedding, Gemm, Gemv, Mlp, Workload

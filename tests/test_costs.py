@@ -17,7 +17,7 @@ from simulators.costs.transfer import TransferMode, alone, library_cus
 from simulators.hardware import machine
 from simulators.hardware.device import Device
 from simulators.hardware.parts import Tile
-from simulators.hardware.system import ScheduleSystem, links_of
+from simulators.hardware.schedule_system import ScheduleSystem, links_of
 from simulators.steps.groups import groups
 from simulators.steps.operators import Exchange, Op, Platform, Product, collective, operator_costs
 from simulators.workloads.model import Parallel

@@ -17,7 +17,7 @@ from dse.space import set_path
 from simulators.costs.fabric import Algorithm, PhaseSegment, dimensions, num_gpus, pace, phases
 from simulators.hardware.machine import System
 from simulators.hardware.network import Pattern
-from simulators.hardware.system import ScheduleSystem
+from simulators.hardware.schedule_system import ScheduleSystem
 from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.design import OverlapDesign
 from tests.support import backend, drawn, number, results, shipped

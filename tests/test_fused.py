@@ -17,7 +17,7 @@ from dse.cli import main
 from dse.space import set_path
 from simulators.costs.fabric import phases
 from simulators.costs.memory_bound import PeerStores, kernel_cost
-from simulators.hardware.system import ScheduleSystem
+from simulators.hardware.schedule_system import ScheduleSystem
 from simulators.overlap.design import OverlapDesign
 from simulators.taskgraph.timeline import LOSSES
 from simulators.workloads.operators import Workload

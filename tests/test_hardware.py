@@ -19,10 +19,10 @@ from dse.study.plan import plan
 from simulators.hardware import machine
 from simulators.hardware.device import Device
 from simulators.hardware.machine import CostModels, Gpu, System, View, reads, tree_of
+from simulators.hardware.machine_commands import VIEWS, served_by
 from simulators.hardware.memory_system import MemorySystem
 from simulators.hardware.network import Node, link_rules
-from simulators.hardware.system import ScheduleSystem
-from simulators.hardware.systems import VIEWS, served_by
+from simulators.hardware.schedule_system import ScheduleSystem
 from tests.support import merged, shipped
 
 TODAY = (

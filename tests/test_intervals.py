@@ -32,7 +32,7 @@ from simulators.hardware.residuals import (
     read_groups,
     shipped_residuals,
 )
-from simulators.hardware.system import ScheduleSystem
+from simulators.hardware.schedule_system import ScheduleSystem
 from simulators.overlap.backend import OverlapBackend
 from simulators.steps.backend import StepBackend, iteration
 from simulators.workloads.model_zoo import model_tree, option_tree

@@ -14,7 +14,7 @@ from dse.errors import ConfigError
 from search_spaces.serial import Serial
 from simulators.hardware.machine import tree_of
 from simulators.hardware.parts import Contention
-from simulators.hardware.system import WholeNode
+from simulators.hardware.schedule_system import WholeNode
 from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.design import OverlapDesign
 from simulators.overlap.node import least_shard, piece, shard

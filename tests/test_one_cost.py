@@ -18,7 +18,7 @@ from simulators.costs.transfer import protocol_seconds
 from simulators.hardware.device import Device
 from simulators.hardware.machine import System, tree_of
 from simulators.hardware.network import CollectiveLibrary, links
-from simulators.hardware.system import ScheduleSystem
+from simulators.hardware.schedule_system import ScheduleSystem
 from tests.support import shipped
 
 SERVED = ["a100_8", "b200_8", "h100_8", "h200_8", "h20_8", "h800_8", "l20_8", "l40s_8", "mi300x_8", "mi355x_8"]

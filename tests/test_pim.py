@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from dse.space import set_path
 from dse.values import put
 from simulators.hardware.pim import Direction, Format, InstructionSet, Pim, commands_per_word
-from simulators.hardware.system import ScheduleSystem
+from simulators.hardware.schedule_system import ScheduleSystem
 from tests.support import backend, design_tree, results, shipped
 
 PARTS = {name: Pim.model_validate(tree["gpu"]["pim"]) for name, tree in shipped("pim").items() if "gpu" in tree}

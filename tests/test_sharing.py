@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dse.backend import Batch
 from simulators.costs.gemm.sharing import SHARES, Choice, chosen, kernels
 from simulators.hardware.machine import Gpu
-from simulators.hardware.system import ScheduleSystem
+from simulators.hardware.schedule_system import ScheduleSystem
 from simulators.overlap.backend import OverlapBackend
 from tests.support import shipped
 

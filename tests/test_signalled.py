@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simulators.costs.transfer import TransferMode, alone, protocol_seconds
 from simulators.hardware.machine import merged
-from simulators.hardware.system import ScheduleSystem
+from simulators.hardware.schedule_system import ScheduleSystem
 from tests.support import backend, design, results, shipped
 
 H100 = {f"system.{key}": value for key, value in shipped("system")["h100_8"].items() if key not in ("sources", "name")}

@@ -18,7 +18,7 @@ from dse.cli import main
 from dse.space import set_path
 from search_spaces.triggered import traffic
 from simulators.costs.gemm.stages import StagedGemm, stage_gemm
-from simulators.hardware.system import ScheduleSystem
+from simulators.hardware.schedule_system import ScheduleSystem
 from simulators.overlap.design import OverlapDesign
 from tests.support import backend, lower, merged, results, shipped
 from tests.test_grids import evaluated

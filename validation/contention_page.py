@@ -20,7 +20,7 @@ from dse.config.options import conf_dir
 from dse_calibration.contention import TIMES, Overlaps, errors, median_errors
 from dse_calibration.overlap_measured.gemm_collective import MeasuredOverlap, predict_overlaps
 from simulators.hardware.machine import tree_of
-from simulators.hardware.system import ScheduleSystem
+from simulators.hardware.schedule_system import ScheduleSystem
 from validation.calibrated_numbers import Number, calibrated_numbers
 
 PAGE = ROOT / "docs" / "explanation" / "contention.md"

@@ -18,7 +18,7 @@ from dse_calibration.contention import Overlaps, errors
 from dse_calibration.overlap_measured.gemm_collective import MeasuredOverlap, predict_overlaps
 from dse_calibration.overlap_measured.prefills import BASELINE, NO_SUMS, Prefill, read_prefills, settings
 from simulators.hardware.machine import tree_of
-from simulators.hardware.system import ScheduleSystem
+from simulators.hardware.schedule_system import ScheduleSystem
 from validation.left_out import FITTED, report_left_out
 
 FUSED = "speed-up of an overlap"

@@ -44,7 +44,7 @@ from dse.space import set_path
 from simulators.costs.fabric import capacities, latency_s
 from simulators.engines.fluid import ENGINE
 from simulators.hardware.machine import System, tree_of
-from simulators.hardware.system import ScheduleSystem
+from simulators.hardware.schedule_system import ScheduleSystem
 from simulators.taskgraph.graph import GraphBuilder
 
 PATTERNS = ("ring", "permutation", "all_to_all", "incast")

@@ -29,7 +29,7 @@ from simulators.costs.chip import Chip
 from simulators.hardware.device import Device
 from simulators.hardware.machine import merged, tree_of
 from simulators.hardware.parts import ELEMENT_BYTES
-from simulators.hardware.system import ScheduleSystem
+from simulators.hardware.schedule_system import ScheduleSystem
 from simulators.steps.operators import Stream, streamed_seconds
 from simulators.steps.sizes import Sizes
 from simulators.steps.state_layers import state_layer

@@ -49,7 +49,7 @@ from simulators.hardware.machine import System
 from simulators.hardware.network import ExpertLibrary, InSwitch, Node, Protocols, SwitchRate
 from simulators.hardware.network import Pattern as LinkPattern
 from simulators.hardware.parts import CopyTimes
-from simulators.hardware.system import has_links, links_of
+from simulators.hardware.schedule_system import has_links, links_of
 
 Floats = NDArray[np.float64]
 Pattern = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from pydantic import model_validator
 
 from simulators.hardware.machine import View
-from simulators.hardware.system import SCHEDULE_NEEDS
+from simulators.hardware.schedule_system import SCHEDULE_NEEDS
 
 _OF_WAVES = (
     *("gpu.matrix_flop_per_s_per_cu", "gpu.kernel_launch_s"),

@@ -37,7 +37,7 @@ class OverlapBackend(Backend):
 
     engine: name of the first engine. fallback: engine for the designs that the first refuses, or None to report them
     as `unsupported`. gpus: simulate `one` representative GPU, or `all` of the node with shards as uneven as `imbalance`
-    (see `simulators.hardware.system.WholeNode`); metrics are then those of the worst GPU.
+    (see `simulators.hardware.schedule_system.WholeNode`); metrics are then those of the worst GPU.
     """
 
     metrics = METRICS

@@ -18,7 +18,7 @@ from dse.space import get_path
 from dse.space.blocks import Rule
 from dse.values import LABELS, Frozen, Memo, condition, neutral_values
 from simulators.hardware.machine import System, peak_format, reads
-from simulators.hardware.system import ScheduleSystem
+from simulators.hardware.schedule_system import ScheduleSystem
 from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Gemm, Mlp, Workload, workloads_of
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from dse.values import leaves
 from simulators.hardware.machine import System
 from simulators.hardware.network import Pattern, Route, links
-from simulators.hardware.system import WholeNode
+from simulators.hardware.schedule_system import WholeNode
 from simulators.taskgraph.graph import GraphBuilder
 
 

@@ -22,7 +22,7 @@ from dse.space.blocks import Grid
 from dse.values import Memo, leaves
 from simulators.hardware.machine import System
 from simulators.hardware.residuals import Draws, JointDraws, single, software_of
-from simulators.hardware.system import WholeNode
+from simulators.hardware.schedule_system import WholeNode
 from simulators.overlap.design import OverlapDesign, Schedule
 from simulators.overlap.metrics import METRICS, Floats, cost_proxy, measure, measure_worst
 from simulators.taskgraph.graph import TaskGraph

@@ -43,7 +43,7 @@ from simulators.costs.transfer import library_cus
 from simulators.hardware.device import Device
 from simulators.hardware.machine import System
 from simulators.hardware.parts import ELEMENT_BYTES
-from simulators.hardware.system import WholeNode, schedules_see
+from simulators.hardware.schedule_system import WholeNode, schedules_see
 from simulators.steps.contention import ENGINE
 from simulators.steps.implementations import Implementation, Mode, Place, implementation
 from simulators.steps.operators import AGAIN, Exchange, Op, OperatorCost, Platform, Product, collective

@@ -21,7 +21,7 @@ from simulators.costs.power import collective_w
 from simulators.costs.transfer import TransferMode, alone, saturating_cus
 from simulators.hardware.machine import System
 from simulators.hardware.network import Pattern
-from simulators.hardware.system import ScheduleSystem
+from simulators.hardware.schedule_system import ScheduleSystem
 from simulators.workloads.operators import ShapeList
 from studies.conccl.runtime import runtime_rules
 from studies.plain import Plain, best_rows, capitalised, geometric_mean, most_frequent, reach

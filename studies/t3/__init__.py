@@ -19,7 +19,7 @@ from dse.results.run_folder import FinishedRun
 from search_spaces.triggered import TriggeredSchedule, traffic
 from simulators.costs.gemm.stages import stage_gemm
 from simulators.hardware.machine import System
-from simulators.hardware.system import ScheduleSystem
+from simulators.hardware.schedule_system import ScheduleSystem
 from simulators.workloads.operators import ShapeList, Workload
 from studies.common.facts import facts
 from studies.plain import Plain, geometric_mean, largest_row

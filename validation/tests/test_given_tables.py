@@ -18,7 +18,7 @@ from dse_calibration.contention import TABLE, TIMES, Overlaps, predict_overlaps
 from dse_calibration.overlap_measured.gemm_collective import NEEDED
 from dse_calibration.overlap_measured.prefills import BASELINE, NO_SUMS, OVERLAPPED, predict_prefill
 from simulators.hardware.machine import tree_of
-from simulators.hardware.system import ScheduleSystem
+from simulators.hardware.schedule_system import ScheduleSystem
 from simulators.steps.implementations import implementation
 from validation.contention_laws import tables
 from validation.expert_rows import constants_of, node_of, predict, read_rows

@@ -20,7 +20,7 @@ from dse.study.plan import plan
 from dse_calibration.backend import MeasuredBackend
 from dse_calibration.measurements import MeasuredRows
 from dse_peers import astra_sim, simgrid
-from simulators.hardware.system import WholeNode
+from simulators.hardware.schedule_system import WholeNode
 from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.design import OverlapDesign
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph

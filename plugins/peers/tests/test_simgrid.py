@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dse_peers import simgrid
-from simulators.hardware.system import WholeNode
+from simulators.hardware.schedule_system import WholeNode
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from tests.support import ENGINES, EXACT, design
 

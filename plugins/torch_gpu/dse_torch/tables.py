@@ -15,7 +15,7 @@ from dse.config.options import conf_dir, load_yaml
 from search_spaces.chunk_costs import ChunkCosts
 from simulators.hardware.machine import System, tree_of
 from simulators.hardware.residuals import name_in_tables, shipped_residuals
-from simulators.hardware.system import ScheduleSystem
+from simulators.hardware.schedule_system import ScheduleSystem
 from simulators.workloads.operators import Gemm
 
 FOLDER = conf_dir() / "data" / "measured"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from simulators.hardware.machine import View, tree_of
-from simulators.hardware.system import ScheduleSystem
+from simulators.hardware.schedule_system import ScheduleSystem
 
 
 class ProfiledMachine(View):

@@ -38,7 +38,7 @@ from dse_traces.what_if import Plan, WhatIfs
 from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
 from simulators.hardware.residuals import OWN, JointDraws
-from simulators.hardware.system import ScheduleSystem
+from simulators.hardware.schedule_system import ScheduleSystem
 from tests.test_advice import GATHER, GEMM, SUM, US, kernel, serial, table, what_ifs
 from validation.micro_batches import made_prefill
 

@@ -13,7 +13,7 @@ from dse.values import Frozen
 from dse_workgroups.arrivals import ArrivalSpec, arrivals_of
 from dse_workgroups.concurrency import Logic, serve
 from simulators.costs.gemm.sharing import lacks
-from simulators.hardware.system import ScheduleSystem
+from simulators.hardware.schedule_system import ScheduleSystem
 from simulators.overlap.metrics import cost_proxy
 
 _SECTIONS = ("system", "arrivals", "logic")

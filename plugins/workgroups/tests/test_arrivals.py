@@ -19,7 +19,7 @@ from dse_workgroups.concurrency import Logic, serve, trained
 from dse_workgroups.kernel_library import DEGREES, kernel_of, together_s
 from simulators.costs.gemm.sharing import chosen
 from simulators.hardware.machine import Gpu
-from simulators.hardware.system import ScheduleSystem
+from simulators.hardware.schedule_system import ScheduleSystem
 from tests.support import drawn, shipped
 
 GPU: Gpu = ScheduleSystem.of(shipped("system")["mi100"]).gpu

@@ -23,7 +23,7 @@ from dse_calibration.predictions import MODELS, Errors, PredictedRows, predicted
 from simulators.costs.collective import Group, collective_cost, copy_phases
 from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
-from simulators.hardware.system import ScheduleSystem
+from simulators.hardware.schedule_system import ScheduleSystem
 from studies.common.facts import read_rows
 from studies.plain import Plain
 

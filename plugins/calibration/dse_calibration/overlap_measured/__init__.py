@@ -23,7 +23,7 @@ from dse_calibration.overlap_measured.overlap_tables import overlap_extras
 from simulators.costs.transfer import TransferMode, alone, library_cus
 from simulators.hardware.machine import System
 from simulators.hardware.parts import ELEMENT_BYTES
-from simulators.hardware.system import ScheduleSystem
+from simulators.hardware.schedule_system import ScheduleSystem
 from studies.plain import Plain, geometric_mean, reach
 
 if TYPE_CHECKING:

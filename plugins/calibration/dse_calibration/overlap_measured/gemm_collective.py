@@ -23,7 +23,7 @@ from dse.files import read_csv
 from dse_calibration.calibrate import plain_name
 from simulators.hardware.machine import merged, tree_of
 from simulators.hardware.parts import ELEMENT_BYTES
-from simulators.hardware.system import ScheduleSystem, widen
+from simulators.hardware.schedule_system import ScheduleSystem, widen
 from simulators.overlap.backend import OverlapBackend
 from simulators.steps.implementations import Implementation, Place, implementation
 

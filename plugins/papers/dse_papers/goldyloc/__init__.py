@@ -22,7 +22,7 @@ from dse.results.run_folder import FinishedRun
 from dse_papers.goldyloc.predictor import DegreePredictor, Floats, GemmQueue, score_choices
 from simulators.costs.gemm.sharing import kernels
 from simulators.hardware.machine import System
-from simulators.hardware.system import ScheduleSystem
+from simulators.hardware.schedule_system import ScheduleSystem
 from simulators.workloads.operators import Gemm, Workload, workloads_of
 from studies.plain import Plain, geometric_mean, largest_row
 

@@ -15,7 +15,7 @@ from dse.values.units import quantity_text
 from simulators.hardware.device import Device
 from simulators.hardware.machine import System, View, tree_of
 from simulators.hardware.memory_system import MemorySystem
-from simulators.hardware.system import ScheduleSystem
+from simulators.hardware.schedule_system import ScheduleSystem
 
 VIEWS: Mapping[str, type[View]] = {"schedules": ScheduleSystem, "iterations": Device, "requests": MemorySystem}
 """What is simulated -> the view of a machine that its backend reads."""
