@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +287,18 @@ def _plain_reason(error: Exception) -> str:
 
 
 _NUMBER = r"[+-]?[\d.]+(?:[eE][+-]?\d+)?"
+
+
+MOST_LISTED = 16
+"""Values of a knob that a message lists one by one."""
+
+
+def sweep_of(values: Sequence[Any]) -> str:
+    """The shortest sweep of some values: a range of many integers that are equally far apart, else a choice."""
+    if len(values) > MOST_LISTED and all(isinstance(value, int) for value in values):
+        step = min(later - former for former, later in pairwise(values))
+        return f"range({values[0]},{values[-1] + 1},{step})"
+    return f"choice({','.join(map(str, values))})"
 
 
 def meant_sweep(text: str) -> str:

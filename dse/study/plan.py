@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dse import plugins
 from dse.backend import Backend, Canonical, Metric, Tree
 from dse.config.compose import Request
-from dse.config.spelling import meant_sweep, nearest_key
+from dse.config.spelling import MOST_LISTED, meant_sweep, nearest_key, sweep_of
 from dse.errors import NO_KNOBS, ConfigError, Problem, Problems, assignment, did_you_mean, nearest
 from dse.evaluation.calls import BackendSpec, validate
 from dse.evaluation.evaluators import ExecutorSettings, evaluator_kind
@@ -428,20 +428,32 @@ def _no_knob(space: Space, path: str, options: Sequence[Mapping[str, Any]]) -> t
 def _illegal_values(space: Space, knob: Knob, chosen: Mapping[str, Any], section: str) -> list[Problem]:
     """Return the problems of the values of a knob, with the knob of the legal ones as the way out."""
     path, problems = f"{section}.{knob.path}", dict[Any, list[Problem]]()
-    for value in _values_to_check(knob):
+    checked = _values_to_check(knob)
+    for value in checked:
         check = Problems()
         _check_value(check, space, {**chosen, knob.path: value}, path)
         if check.found:
             problems[value] = check.found
-    legal = [value for value in knob.values if value not in problems]
+    legal = [value for value in checked if value not in problems]
+    if legal and problems and len(checked) < len(knob.values):  # between two that are legal, all are
+        ends, first, last = (legal[0], legal[-1]), min(problems), max(problems)
+        legal = [value for value in knob.values if ends[0] <= value <= ends[1] and not first <= value <= last] or legal
     meant = [meant_sweep(str(value)) for value in problems]
-    choice = f"choice({','.join(map(str, legal))})"
-    way = f"write `{assignment(path, choice)}`" if legal else ""
+    way = f"write `{assignment(path, sweep_of(legal))}`" if legal else ""
     # a sweep in the notation of another tool
     way = f"write `{assignment(path, meant[0])}`" if len(knob.values) == 1 and any(meant) else way
     found = [problem for one in problems.values() for problem in one]
+    if len(problems) > MOST_LISTED:  # one for each rule, with the first value and the last
+        by_rule: dict[tuple[str, str], list[Problem]] = {}
+        for problem in found:
+            by_rule.setdefault((problem.path, problem.rule), []).append(problem)
+        found = [replace(one[0], value=_span(one)) for one in by_rule.values()]
     # ways out are written for overrides of the space
     return [replace(problem, way_out=way) if section == "space" and way else problem for problem in found]
+
+
+def _span(problems: Sequence[Problem]) -> object:
+    return f"{problems[0].value} to {problems[-1].value}" if len(problems) > 1 else problems[0].value
 
 
 _MOST_CHECKED = 1000  # values of a knob
