@@ -205,6 +205,7 @@ SPACES: list[Mistake] = [
     (f"{SPACE}=64:304:16", "space.system.gpu.num_cus = '64:304:16'"),
     (f"{SPACE}=range(64, 304, 16)", "+space.system.gpu.num_cus=range(64, 304, 16)"),
     (f"{SPACE}=“range(64,304,16)”", "+space.system.gpu.num_cus=“range(64,304,16)”"),
+    ("study=plan modle=llama3_8b", "modle", "model=llama3_8b"),
     (f"{S} space.schedule.num_chunks='range(1,3000)'", "num_chunks = '1027 to 2999'", "range(1,1025,1)"),
     (f"{SPACE}='range(304,64,16)'", "space.system.gpu.num_cus = 'range(304,64,16)'"),
     (f"{SPACE}='range(64,304,0)'", "space.system.gpu.num_cus = 'range(64,304,0)'"),

@@ -209,18 +209,24 @@ def _has(tree: Any, parts: Sequence[str]) -> bool:
 _MENTIONS = ("study.uncertainty.", "study.baseline.", "study.probes.")  # keys there are paths of other values
 
 
+_OTHER_COMMANDS = {"out": "output_dir", "output": "output_dir", "folder": "output_dir"}
+"""Names that other commands have for keys of studies."""
+
+
 def _elsewhere(tree: Mapping[str, Any], key: str) -> str:
     """The one path of a tree that is a key written differently, ends with it, or ends with its last name; or ""."""
     plain = re.sub(r"[-\s]+", "_", key.replace("/", ".").strip(".").lower())
     paths = {path.lower(): path for path in _paths(tree) if not path.startswith(_MENTIONS)}
-    if plain in paths:
-        return paths[plain]
+    if (alike := _OTHER_COMMANDS.get(plain, plain)) in paths:
+        return paths[alike]
     for ending in (plain, plain.rpartition(".")[2]):  # the whole of what was typed, then its last name
         fitting = sorted((path for path in paths if path.endswith(f".{ending}")), key=len)
         # one path, or one that is less deep than all others: the obvious one
         if fitting and (len(fitting) == 1 or len(fitting[0]) < len(fitting[1])):
             return paths[fitting[0]]
-    return _near_end(list(paths.values()), plain) if "." not in plain else ""
+    if "." in plain:
+        return ""
+    return nearest(plain, tree, cutoff=0.75) or _near_end(list(paths.values()), plain)  # a section is typed more often
 
 
 def _near_end(paths: Sequence[str], name: str) -> str:
@@ -231,7 +237,7 @@ def _near_end(paths: Sequence[str], name: str) -> str:
     return ends[near] if near else ""
 
 
-_NO_VALUES = ("sources", "description", "space", "question", "name")
+_NO_VALUES = ("sources", "description", "space", "question", "name", "note", "fitted_on")
 
 
 def _paths(tree: Mapping[str, Any], parent: str = "") -> Iterator[str]:
