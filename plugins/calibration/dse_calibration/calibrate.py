@@ -25,13 +25,11 @@ from dse.results.run_folder import Outputs
 from dse_calibration.collectives import ANY_PRECISION, COLLECTIVE_ROWS, holds_collectives, read_collectives
 from dse_calibration.fit import (
     FEWEST,
-    LIBRARY_PRECISIONS,
     LIBRARY_PRIORS,
     PRIORS,
     TYPICAL,
     FittedConstants,
     fit,
-    library_tiles,
 )
 from dse_calibration.foreign import open_table
 from dse_calibration.layouts import layout_of, read_gemms, read_streams
@@ -242,9 +240,6 @@ def _check_hardware(check: Problems, device: Device, precision: str, file: Path)
     if device.gpu.peak(precision) is None:
         rule, way = f"is missing: {file.name} has rows of this precision", "give the peak rate of the data sheet"
         check.add(f"system.gpu.peak_flop_per_s.{peak_format(precision)}", rule, way_out=way)
-    if precision in LIBRARY_PRECISIONS and library_tiles(device, precision) is None:
-        rule = f"is missing: {file.name} has rows at {precision}, of a library of today"
-        check.add("system.gpu.gemm.tiles", rule, way_out="give the sizes of its tiles")
 
 
 def _check_times(check: Problems, device: Device, rows: MeasuredRows, file: Path) -> None:

@@ -122,12 +122,16 @@ def _of_library(values: Mapping[str, float]) -> dict[str, float]:
     return {**values, "sustained": values["sustained"] * values["compute"]}
 
 
-def library_tiles(device: Device, precision: str) -> Tiles | None:
+COMMON_TILES: Tiles = ((256, 128), (128, 256), (256, 64), (64, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+"""(rows, columns) of the tiles of a GPU that names none: those of cuBLAS on an H100 (`conf/gpu/h100.yaml`)."""
+
+
+def library_tiles(device: Device, precision: str) -> Tiles:
     """(rows, columns) of the tiles of a device's library: at a precision, or at any, or those of its schedules."""
     constants = [device.gpu.constants(precision), *(device.gpu.efficiency or {}).values()]
     named = [fitted.tiles for fitted in constants if fitted is not None and fitted.tiles is not None]
     if named or device.gpu.gemm is None:  # tiles of schedules are those of the same library
-        return named[0] if named else None
+        return named[0] if named else COMMON_TILES
     return tuple((tile.rows, tile.cols) for tile in device.gpu.gemm.tiles)
 
 
@@ -265,7 +269,6 @@ def _fit_recurrent(device: Device, chosen: Chosen, constants: Mapping[str, float
 def _fit_library(device: Device, precision: str, chosen: Chosen) -> Efficiency:
     """Fit the constants of a library of today to GEMMs."""
     tiles, known = library_tiles(device, precision), device.gpu.constants(precision)
-    assert tiles is not None
     # a cache that keeps activations is given, its rate is fitted
     cache = None if known is None else known.cache_bytes
     weights_cache = None if known is None else known.weights_cache_bytes

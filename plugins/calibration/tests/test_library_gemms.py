@@ -27,7 +27,7 @@ from simulators.hardware.machine import tree_of
 from simulators.hardware.parts import Efficiency, StreamingRates
 
 H100 = Device.of(tree_of("h100_8"))
-TYPICAL_LIBRARY = typical_library(library_tiles(H100, "bf16") or ())
+TYPICAL_LIBRARY = typical_library(library_tiles(H100, "bf16"))
 CALIBRATED = {"a100_8": ("fp16", "bf16"), "h100_8": ("fp16", "bf16"), "mi300x_8": ("fp8",), "mi355x_8": ("bf16",)}
 
 
