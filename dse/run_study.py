@@ -220,7 +220,8 @@ def _print_claims(planned: Plan, outputs: Outputs, rows: Sequence[dict[str, Any]
 def _print_rest(planned: Plan, *, outputs: Outputs, shown: Selection, page: Path | None) -> None:
     """Print, a line each, what follows: knobs that change nothing, what the results rest on, where all of it is."""
     console, record = report.console(), outputs.read_json("provenance")
-    idle = outputs.read_json("summary").get("idle")
+    summary = outputs.read_json("summary")
+    idle = summary.get("idle") if summary["num_outcomes"] else None  # of nothing, no knob can be said to matter
     lines = [] if idle is None else [_idle_knobs(idle, len(planned.knobs))]
     recalled = sum(record.get("recalled", {}).values())
     notes = [f"{recalled} of the results were known from earlier studies"] if recalled else []
@@ -264,4 +265,4 @@ def _describe_points(planned: Plan, findings: Findings) -> str:
     text += f"; {illegal} proposals broke a rule and were not evaluated" if illegal else ""
     bad = ", ".join(f"{count} {status}" for status, count in findings.statuses.most_common() if status != "ok")
     engines = ", ".join(f"{count} by {name}" for name, count in findings.engines.most_common() if name)
-    return f"{text}; {engines}" + (f"; {bad}" if bad else "")
+    return "; ".join(filter(None, [text, engines, bad]))
