@@ -250,7 +250,12 @@ def _paths(tree: Mapping[str, Any], parent: str = "") -> Iterator[str]:
 
 
 def option_elsewhere(name: str, group: str, options: Options) -> str:
-    """The way out of an option that a group does not have: the nearest of it, else that of another group."""
+    """The way out of an option that a group does not have: the nearest of it, else that of another group; of a file,
+    where it belongs.
+    """
+    if name.endswith((".yaml", ".yml")) and Path(name).is_file():
+        stem = Path(name).stem
+        return f"copy it to my_conf/{group}/{stem}.yaml, and write `{group}={stem} --config-dir my_conf`"
     if near := nearest(name, options[group], cutoff=0.75):
         return f"did you mean `{assignment(group, near)}`?"
     for other in sorted(options, key=lambda other: (other == "study", rank(other))):  # of which there is one already
