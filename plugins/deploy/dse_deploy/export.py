@@ -108,13 +108,15 @@ def answer(exported: ToolFiles) -> Iterator[Table | str]:
     """Yield the settings, what each says, what the step takes with them, and what the tool cannot say."""
     tool, plan = tools()[exported.tool], exported.plan
     yield _settings_table(exported.written)
-    reached_plan = nearest(tool, exported.reduced, exported.written)
+    reached_plan, by_itself = nearest(tool, exported.reduced, exported.written), dict[str, Any](tool.values)
     if exported.step is not None:
         yield from _times(exported, reached_plan)
+        tree = exported.step.by(exported.tool, reached_plan, exported.planned)
+        by_itself = {path: get_path(tree, path) for path in by_itself}  # as far as the machine can
     else:
         yield "times: the plan's step is not known here; name it with model=<name> system=<name> run.mode=<mode>"
     unsaid = frozenset.intersection(*(part.unsaid for part in exported.written.values()))
-    yield from _differences(tool, plan, reached_plan, unsaid)
+    yield from _differences(tool, plan, reached_plan, unsaid, by_itself)
 
 
 def _settings_table(written: Mapping[str, Written]) -> Table:
@@ -168,8 +170,10 @@ def _sites_table(plan: Plan, by_tool: Plan, steps: Mapping[str, Iteration]) -> I
     yield shown
 
 
-def _differences(tool: Tool, plan: Plan, by_tool: Plan, unsaid: frozenset[str]) -> Iterator[str]:
-    """Yield what the tool cannot say, and what it says in place of what the plan has."""
+def _differences(
+    tool: Tool, plan: Plan, by_tool: Plan, unsaid: frozenset[str], own: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield what the tool cannot say, and what it says in place of what the plan has. own: what it does by itself."""
     wanted, reached = dict(leaves_of(plan)), dict(leaves_of(by_tool))
     by_itself = list[str]()
     for path in [*wanted, *(path for path in reached if path not in wanted)]:
@@ -178,16 +182,30 @@ def _differences(tool: Tool, plan: Plan, by_tool: Plan, unsaid: frozenset[str]) 
             continue
         if path in unsaid and path in tool.follows:
             by_itself.append(f"{path} = {value} (follows from {tool.follows[path]})")
-        elif path in unsaid and _same(value, tool.values.get(path, usual(path))):
+        elif path in unsaid and _same(value, own.get(path, usual(path))):
             by_itself.append(f"{path} = {value}")
         elif path in unsaid:
-            yield f"{tool.name} has no setting for {path} = {value}"
-        elif path in wanted and path not in reached and _same(value, tool.values.get(path, usual(path))):
+            yield f"{tool.name} has no setting for {path} = {value}{_instead(path, own)}"
+        elif path in wanted and path not in reached and _same(value, own.get(path, usual(path))):
             by_itself.append(f"{path} = {value}")
-        elif str(reached.get(path)) != str(value):
-            yield f"nearest: {path} = {reached.get(path, usual(path))}, not {value if path in wanted else usual(path)}"
+        else:
+            now, then = reached.get(path, own.get(path, usual(path))), wanted.get(path, usual(path))
+            if not _same(now, then):
+                yield f"nearest: {path} = {now}, not {then}"
     if by_itself:
         yield f"{tool.name} needs no setting for {', '.join(by_itself)}"
+
+
+def _instead(path: str, own: Mapping[str, Any]) -> str:
+    """What a tool does by itself where it has no setting, and the library that has one."""
+    if path not in own:
+        return ""
+    libraries = (
+        name
+        for name, tool in tools().items()
+        if not tool.framework and any(setting.path == path for file in tool.files for setting in file.settings)
+    )
+    return f" (by itself: {'; '.join([str(own[path]), *(f'to={name} sets it' for name in libraries)])})"
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -411,6 +411,30 @@ def test_other_spellings_are_read_and_values_that_mean_nothing_are_named() -> No
     assert (imported.plan, imported.unread) == ({}, ["NCCL_NVLS_ENABLE 2", "NCCL_DEBUG"])
 
 
+@pytest.mark.parametrize(
+    ("name", "kept"), [("megatron", {0: 0, 1: 1, 2: 2, 3: 3}), ("torch", {0: 0, 1: 1, 2: 3, 3: 3})]
+)
+def test_states_that_replicas_split_come_back_from_what_is_written(name: str, kept: dict[int, int]) -> None:
+    for zero, read_back in kept.items():
+        plan = {"parallel": {"tp": 1, "zero": zero, "prefetch": zero == 3}}
+        parts = write_all(tools()[name], plan, "plan.yaml")
+        back = nearest(tools()[name], plan, parts)["parallel"]
+        assert back["zero"] == read_back
+        assert back.get("prefetch", False) == (zero == 3)
+        assert back.get("reshard", True) == (zero == read_back)  # ZeRO 2 of fully_shard keeps what it gathered
+        lines = [str(line) for line in answer(ToolFiles(name, plan, plan, parts))]
+        assert any(line.startswith("nearest: parallel.zero = 3, not 2") for line in lines) == (zero != read_back)
+
+
+def test_what_a_tool_does_by_itself_is_told_where_it_has_no_setting() -> None:
+    plan = {"parallel": {"tp": 1, "zero": 3, "prefetch": False, "collectives": "library"}}
+    for reduced in (plan, {"parallel": {"tp": 1, "zero": 3}}):  # which says as much of what is done by itself
+        parts = write_all(tools()["torch"], reduced, "plan.yaml")
+        lines = "\n".join(map(str, answer(ToolFiles("torch", plan, reduced, parts))))
+        assert ("parallel.prefetch = False (by itself: True)" if reduced is plan else "= True, not False") in lines
+    assert "FORWARD_PREFETCH" not in written("torch", plan)["dse_torch_settings.py"]
+
+
 def test_recomputing_everything_takes_a_method_too() -> None:
     text = written("megatron", {"run": {"recompute": "all"}})["megatron_args.txt"]
     words = ("--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1")
