@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.cli import main
+from dse.config.options import option_file
 from dse.errors import ConfigError
 from dse_deploy import user_buffers
 from dse_deploy.command import nearest, write_all
@@ -910,6 +911,31 @@ def test_a_plan_of_serving_comes_back_from_its_settings(tool: str, apart: bool, 
     assert main(words) == 0
     back = yaml.safe_load((elsewhere / "back.yaml").read_text())
     assert back == {**_SERVED, "tool": tool, "server": {"name": tool, **_SERVED["server"]}, "engines": engines}
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "tensorrt_llm"])
+def test_overlaps_of_serving_are_set_as_the_answer_of_its_plan_names_them(
+    name: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = option_file("server", name)
+    assert file is not None
+    for overlap, option in yaml.safe_load(file.read_text())["overlaps"].items():
+        engines = {**_SERVED["engines"], "overlap": overlap}
+        plan = {**_SERVED, "run": {"kv_cache": "fp8", "weights": "fp8"}, "engines": engines}
+        (elsewhere / "plan.yaml").write_text(yaml.safe_dump(plan))
+        assert main(["settings", "export", "plan=plan.yaml", f"to={name}", "out=theirs"]) == 0
+        (text,) = (path.read_text() for path in (elsewhere / "theirs").glob("*.yaml"))
+        printed = capsys.readouterr().out
+        is_variable = "=" in option
+        line = f"{option[2:]}: true" if option.startswith("--") else option
+        assert (f": {option} " in printed) if is_variable else (f"\n{line}\n" in f"\n{text}")
+        assert not re.search(r"no setting for (parallel.(collectives|exchanges)|engines)", printed)
+        assert "no setting for run.weights = fp8: none is needed with a checkpoint in fp8" in printed
+        assert "nvls" not in text
+        read = ["settings", "import", "settings=theirs", f"from={name}", "serving=true", "out=back.yaml"]
+        assert main(read) == 0
+        back = yaml.safe_load((elsewhere / "back.yaml").read_text())["engines"]["overlap"]
+        assert back == ("waited" if is_variable else overlap)
 
 
 def test_a_plan_of_serving_is_refused_where_it_says_nothing(
