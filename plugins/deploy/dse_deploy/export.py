@@ -24,6 +24,7 @@ from dse_deploy.planned_step import (
 )
 from dse_deploy.serving_plan import ServingFiles, serving_tree
 from dse_deploy.settings import Tool, Written, tools
+from simulators.steps.choices import OFF
 from simulators.steps.sites import SERIAL, SITES
 from studies.plan.judged import site_seconds
 from studies.plan.plan_file import Plan, check_plan, leaves_of, read_plan, usual
@@ -74,7 +75,9 @@ def _export_plan(name: str, file: Path, words: Sequence[str]) -> ToolFiles:
     plan = step.with_context(plan)
     check_target(name, plan, step)
     planned = step.plan_tree(plan, read.tool)
-    written_plan, left_out = ToolPlan(name, step, planned).without_losses(plan)
+    by_tool = ToolPlan(name, step, planned)
+    written_plan, left_out = by_tool.without_losses(plan)
+    by_tool.check_memory(written_plan)
     return ToolFiles(
         name, plan, written_plan, write_all(tools()[name], written_plan, file.name), step, planned, left_out
     )
@@ -144,12 +147,25 @@ def _times(exported: ToolFiles, by_tool: Plan) -> Iterator[Table | str]:
     times = ", ".join(f"{column} {cell(float(step.seconds), 's')}" for column, step in steps.items())
     yield f"a step of {get_path(step.tree, 'model.name')}: {times} (predictions)"
     yield from _sites_table(exported.plan, by_tool, steps)
+    if serial is not None and float(steps[f"by {name}"].seconds) > float(serial.seconds):
+        yield f"what is written is slower than serial, by {', '.join(_not_serial(exported, by_tool))}"
     for left in exported.left_out:
         without = cell(left.without_s, "s")
         slower = cell(left.with_s, "s") if isfinite(left.with_s) else "no step, as it breaks a rule there"
         against = "" if serial is None else f" (serial {cell(float(serial.seconds), 's')})"
         names = ", ".join(left.names)
         yield f"not written, as the step is slower with it: {names}: {slower}, without {without}{against}"
+
+
+def _not_serial(exported: ToolFiles, by_tool: Plan) -> Iterator[str]:
+    """Yield choices that a tool makes in its files, or by itself, and the serial step does not."""
+    step, own = exported.step, tools()[exported.tool].values
+    assert step is not None
+    tree, serial = step.by(exported.tool, by_tool, exported.planned), step.serial_tree(exported.planned)
+    for path in OFF:
+        value = get_path(tree, path)
+        if serial is not None and not _same(value, get_path(serial, path)):
+            yield f"{path} = {value}{' (by itself)' if _same(value, own.get(path)) else ''}"
 
 
 def _sites_table(plan: Plan, by_tool: Plan, steps: Mapping[str, Iteration]) -> Iterator[Table]:

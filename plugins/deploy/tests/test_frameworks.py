@@ -436,6 +436,27 @@ def test_what_a_tool_does_by_itself_is_told_where_it_has_no_setting() -> None:
     assert "FORWARD_PREFETCH" not in written("torch", plan)["dse_torch_settings.py"]
 
 
+@pytest.mark.slow
+def test_what_is_written_fits_the_memory_or_is_refused_and_is_told_where_it_is_slower_than_serial(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = {"parallel": {"tp": 1, "dp": 8, "zero": 1}, "run": {"batch": 1, "micro_batches": 1}}
+    (elsewhere / "plan.yaml").write_text(yaml.safe_dump({**plan, "optimizer": {"in_backward": True}}))
+    words = ["export", "plan=plan.yaml", "model=llama3_8b", "system=h100_8", "run.mode=training"]
+    assert main(["settings", *words, "run.sequence_length=8192", "to=megatron"]) == 2  # it keeps all gradients
+    refusal = capsys.readouterr().err
+    assert re.search(r"what Megatron-LM has does not fit the memory: \d\d(\.\d)? GB of 80 GB", refusal)
+    assert main(["settings", *words, "run.sequence_length=8192", "to=megatron", "parallel.zero=3"]) == 0  # its way out
+    assert main(["settings", *words, "run.sequence_length=8192", "to=torch"]) == 0
+    assert main(["settings", *words, "run.sequence_length=4096", "to=megatron"]) == 0
+    assert main(["settings", *words, "run.sequence_length=16384", "to=megatron"]) == 0  # nor does what was planned
+    (elsewhere / "plan.yaml").write_text(yaml.safe_dump({**plan, "parallel": {"tp": 1, "dp": 8, "zero": 3}}))
+    capsys.readouterr()
+    assert main(["settings", *words, "run.sequence_length=4096", "to=megatron"]) == 0
+    told = "what is written is slower than serial, by parallel.collectives = in_switch (by itself)"
+    assert told in capsys.readouterr().out
+
+
 def test_recomputing_everything_takes_a_method_too() -> None:
     text = written("megatron", {"run": {"recompute": "all"}})["megatron_args.txt"]
     words = ("--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1")
