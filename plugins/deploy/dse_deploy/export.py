@@ -159,13 +159,13 @@ def _times(exported: ToolFiles, by_tool: Plan) -> Iterator[Table | str]:
 
 def _not_serial(exported: ToolFiles, by_tool: Plan) -> Iterator[str]:
     """Yield choices that a tool makes in its files, or by itself, and the serial step does not."""
-    step, own = exported.step, tools()[exported.tool].values
+    step, defaults = exported.step, tools()[exported.tool].values
     assert step is not None
     tree, serial = step.by(exported.tool, by_tool, exported.planned), step.serial_tree(exported.planned)
     for path in OFF:
         value = get_path(tree, path)
         if serial is not None and not _same(value, get_path(serial, path)):
-            yield f"{path} = {value}{' (by itself)' if _same(value, own.get(path)) else ''}"
+            yield f"{path} = {value}{' (by itself)' if _same(value, defaults.get(path)) else ''}"
 
 
 def _sites_table(plan: Plan, by_tool: Plan, steps: Mapping[str, Iteration]) -> Iterator[Table]:
@@ -187,9 +187,12 @@ def _sites_table(plan: Plan, by_tool: Plan, steps: Mapping[str, Iteration]) -> I
 
 
 def _differences(
-    tool: Tool, plan: Plan, by_tool: Plan, unsaid: frozenset[str], own: Mapping[str, Any]
+    tool: Tool, plan: Plan, by_tool: Plan, unsaid: frozenset[str], defaults: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield what the tool cannot say, and what it says in place of what the plan has. own: what it does by itself."""
+    """Yield what the tool cannot say, and what it says in place of what the plan has.
+
+    defaults: knobs -> values where nothing is set.
+    """
     wanted, reached = dict(leaves_of(plan)), dict(leaves_of(by_tool))
     by_itself = list[str]()
     for path in [*wanted, *(path for path in reached if path not in wanted)]:
@@ -198,30 +201,30 @@ def _differences(
             continue
         if path in unsaid and path in tool.follows:
             by_itself.append(f"{path} = {value} (follows from {tool.follows[path]})")
-        elif path in unsaid and _same(value, own.get(path, usual(path))):
+        elif path in unsaid and _same(value, defaults.get(path, usual(path))):
             by_itself.append(f"{path} = {value}")
         elif path in unsaid:
-            yield f"{tool.name} has no setting for {path} = {value}{_instead(path, own)}"
-        elif path in wanted and path not in reached and _same(value, own.get(path, usual(path))):
+            yield f"{tool.name} has no setting for {path} = {value}{_instead(path, defaults)}"
+        elif path in wanted and path not in reached and _same(value, defaults.get(path, usual(path))):
             by_itself.append(f"{path} = {value}")
         else:
-            now, then = reached.get(path, own.get(path, usual(path))), wanted.get(path, usual(path))
+            now, then = reached.get(path, defaults.get(path, usual(path))), wanted.get(path, usual(path))
             if not _same(now, then):
                 yield f"nearest: {path} = {now}, not {then}"
     if by_itself:
         yield f"{tool.name} needs no setting for {', '.join(by_itself)}"
 
 
-def _instead(path: str, own: Mapping[str, Any]) -> str:
+def _instead(path: str, defaults: Mapping[str, Any]) -> str:
     """What a tool does by itself where it has no setting, and the library that has one."""
-    if path not in own:
+    if path not in defaults:
         return ""
     libraries = (
         name
         for name, tool in tools().items()
         if not tool.framework and any(setting.path == path for file in tool.files for setting in file.settings)
     )
-    return f" (by itself: {'; '.join([str(own[path]), *(f'to={name} sets it' for name in libraries)])})"
+    return f" (by itself: {'; '.join([str(defaults[path]), *(f'to={name} sets it' for name in libraries)])})"
 
 
 def _same(left: Any, right: Any) -> bool:

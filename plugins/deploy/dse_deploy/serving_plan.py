@@ -105,18 +105,18 @@ def serving_tool(word: str, name: str) -> Tool:
         rule, way = "is no serving software", f"take one of {', '.join(serving_facts())}"
         raise ConfigError([Problem(word, rule, name, way)])
     (file,) = tools()[name].files
-    settings, own = (*file.settings, *serving_facts()[name].settings), overlap_settings(name)
+    settings, overlaps = (*file.settings, *serving_facts()[name].settings), overlap_settings(name)
     # one setting says an overlap: that of `serve-plan`; others that say the same are read
-    said = {(setting.path, value) for setting in own for value in setting.values}
+    pairs = {(setting.path, value) for setting in overlaps for value in setting.values}
     known = {plain(setting.name) for setting in settings}
     settings = tuple(
         setting.model_copy(update={"read_only": True})
-        if any((setting.path, value) in said for value in setting.values)
-        and plain(setting.name) not in {plain(other.name) for other in own}
+        if any((setting.path, value) in pairs for value in setting.values)
+        and plain(setting.name) not in {plain(other.name) for other in overlaps}
         else setting
         for setting in settings
     )
-    added = (setting for setting in own if plain(setting.name) not in known)
+    added = (setting for setting in overlaps if plain(setting.name) not in known)
     extended = file.model_copy(update={"settings": (*settings, *added)})
     return tools()[name].model_copy(update={"files": (extended,)})
 
@@ -236,8 +236,8 @@ def read_serving(name: str, path: Path, words: Sequence[str], launch: int) -> Se
     if apart:
         engines["prefill_tp"] = get_path(parts[0].plan, "parallel.tp")
     knobs = sorted({knob for knob, _ in _OVERLAPS.values()})
-    said = {knob: sections.get("parallel", {}).pop(knob.partition(".")[2], None) for knob in knobs}
-    engines["overlap"] = next((name for name, (knob, value) in _OVERLAPS.items() if said[knob] == value), "waited")
+    values = {knob: sections.get("parallel", {}).pop(knob.partition(".")[2], None) for knob in knobs}
+    engines["overlap"] = next((name for name, (knob, value) in _OVERLAPS.items() if values[knob] == value), "waited")
     server = {"name": name, "scheduler": sections.pop("server", {}).get("scheduler", {})}
     sites = [f"sites.{site} (of a step of one size)" for site in sections.pop("sites", {})]
     roles = {plain for role in _APART for plain in (key.partition(".")[0] for key in getattr(facts.apart, role))}

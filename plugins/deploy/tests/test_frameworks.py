@@ -413,10 +413,10 @@ def test_other_spellings_are_read_and_values_that_mean_nothing_are_named() -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "kept"), [("megatron", {0: 0, 1: 1, 2: 2, 3: 3}), ("torch", {0: 0, 1: 1, 2: 3, 3: 3})]
+    ("name", "splits"), [("megatron", {0: 0, 1: 1, 2: 2, 3: 3}), ("torch", {0: 0, 1: 1, 2: 3, 3: 3})]
 )
-def test_states_that_replicas_split_come_back_from_what_is_written(name: str, kept: dict[int, int]) -> None:
-    for zero, read_back in kept.items():
+def test_states_that_replicas_split_come_back_from_what_is_written(name: str, splits: dict[int, int]) -> None:
+    for zero, read_back in splits.items():
         plan = {"parallel": {"tp": 1, "zero": zero, "prefetch": zero == 3}}
         parts = write_all(tools()[name], plan, "plan.yaml")
         back = nearest(tools()[name], plan, parts)["parallel"]
@@ -453,8 +453,8 @@ def test_what_is_written_fits_the_memory_or_is_refused_and_is_told_where_it_is_s
     (elsewhere / "plan.yaml").write_text(yaml.safe_dump({**plan, "parallel": {"tp": 1, "dp": 8, "zero": 3}}))
     capsys.readouterr()
     assert main(["settings", *words, "run.sequence_length=4096", "to=megatron"]) == 0
-    told = "what is written is slower than serial, by parallel.collectives = in_switch (by itself)"
-    assert told in capsys.readouterr().out
+    line = "what is written is slower than serial, by parallel.collectives = in_switch (by itself)"
+    assert line in capsys.readouterr().out
 
 
 def test_recomputing_everything_takes_a_method_too() -> None:
