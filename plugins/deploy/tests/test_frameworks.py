@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from dse.cli import main
@@ -305,7 +305,10 @@ def test_what_is_written_is_never_slower_than_what_the_tool_does_by_itself(plan:
     words = ["model=llama3_8b", "run.mode=training", "run.sequence_length=2048"]
     step = PlannedStep.of(Path("plan.yaml"), words)
     assert step is not None
-    exporting = ToolPlan(name, step, step.plan_tree(plan))
+    try:
+        exporting = ToolPlan(name, step, step.plan_tree(plan))
+    except ConfigError:  # no step: copy engines do not add, say
+        reject()
     reduced, left_out = exporting.without_losses(plan)
     seconds = float(step.step(exporting.tree(reduced)).seconds)
     for other in ({"parallel": {"tp": 8}}, plan):
