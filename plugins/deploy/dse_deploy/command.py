@@ -80,7 +80,7 @@ def _changes(unread: str, tool: Tool) -> bool:
 def write_all(tool: Tool, plan: Plan, name: str) -> dict[str, Written]:
     """The files of a tool for a plan, by name. Raises ConfigError."""
     head = f"{tool.title}: settings for {name}, by python -m dse settings export; names as of {tool.version}"
-    return {file.name: write(file, plan, head) for file in tool.files}
+    return {file.name: write(file, tool.sayable(plan), head) for file in tool.files}
 
 
 def nearest(tool: Tool, plan: Plan, written: Mapping[str, Written]) -> dict[str, Any]:

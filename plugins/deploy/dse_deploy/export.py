@@ -24,6 +24,7 @@ from dse_deploy.planned_step import (
 )
 from dse_deploy.serving_plan import ServingFiles, serving_tree
 from dse_deploy.settings import Tool, Written, tools
+from simulators.steps.choices import OFF
 from simulators.steps.sites import SERIAL, SITES
 from studies.plan.judged import site_seconds
 from studies.plan.plan_file import Plan, check_plan, leaves_of, read_plan, usual
@@ -74,7 +75,9 @@ def _export_plan(name: str, file: Path, words: Sequence[str]) -> ToolFiles:
     plan = step.with_context(plan)
     check_target(name, plan, step)
     planned = step.plan_tree(plan, read.tool)
-    written_plan, left_out = ToolPlan(name, step, planned).without_losses(plan)
+    by_tool = ToolPlan(name, step, planned)
+    written_plan, left_out = by_tool.without_losses(plan)
+    by_tool.check_memory(written_plan)
     return ToolFiles(
         name, plan, written_plan, write_all(tools()[name], written_plan, file.name), step, planned, left_out
     )
@@ -108,13 +111,15 @@ def answer(exported: ToolFiles) -> Iterator[Table | str]:
     """Yield the settings, what each says, what the step takes with them, and what the tool cannot say."""
     tool, plan = tools()[exported.tool], exported.plan
     yield _settings_table(exported.written)
-    reached_plan = nearest(tool, exported.reduced, exported.written)
+    reached_plan, by_itself = nearest(tool, exported.reduced, exported.written), dict[str, Any](tool.values)
     if exported.step is not None:
         yield from _times(exported, reached_plan)
+        tree = exported.step.by(exported.tool, reached_plan, exported.planned)
+        by_itself = {path: get_path(tree, path) for path in by_itself}  # as far as the machine can
     else:
         yield "times: the plan's step is not known here; name it with model=<name> system=<name> run.mode=<mode>"
     unsaid = frozenset.intersection(*(part.unsaid for part in exported.written.values()))
-    yield from _differences(tool, plan, reached_plan, unsaid)
+    yield from _differences(tool, plan, reached_plan, unsaid, by_itself)
 
 
 def _settings_table(written: Mapping[str, Written]) -> Table:
@@ -142,12 +147,25 @@ def _times(exported: ToolFiles, by_tool: Plan) -> Iterator[Table | str]:
     times = ", ".join(f"{column} {cell(float(step.seconds), 's')}" for column, step in steps.items())
     yield f"a step of {get_path(step.tree, 'model.name')}: {times} (predictions)"
     yield from _sites_table(exported.plan, by_tool, steps)
+    if serial is not None and float(steps[f"by {name}"].seconds) > float(serial.seconds):
+        yield f"what is written is slower than serial, by {', '.join(_not_serial(exported, by_tool))}"
     for left in exported.left_out:
         without = cell(left.without_s, "s")
         slower = cell(left.with_s, "s") if isfinite(left.with_s) else "no step, as it breaks a rule there"
         against = "" if serial is None else f" (serial {cell(float(serial.seconds), 's')})"
         names = ", ".join(left.names)
         yield f"not written, as the step is slower with it: {names}: {slower}, without {without}{against}"
+
+
+def _not_serial(exported: ToolFiles, by_tool: Plan) -> Iterator[str]:
+    """Yield choices that a tool makes in its files, or by itself, and the serial step does not."""
+    step, defaults = exported.step, tools()[exported.tool].values
+    assert step is not None
+    tree, serial = step.by(exported.tool, by_tool, exported.planned), step.serial_tree(exported.planned)
+    for path in OFF:
+        value = get_path(tree, path)
+        if serial is not None and not _same(value, get_path(serial, path)):
+            yield f"{path} = {value}{' (by itself)' if _same(value, defaults.get(path)) else ''}"
 
 
 def _sites_table(plan: Plan, by_tool: Plan, steps: Mapping[str, Iteration]) -> Iterator[Table]:
@@ -168,8 +186,13 @@ def _sites_table(plan: Plan, by_tool: Plan, steps: Mapping[str, Iteration]) -> I
     yield shown
 
 
-def _differences(tool: Tool, plan: Plan, by_tool: Plan, unsaid: frozenset[str]) -> Iterator[str]:
-    """Yield what the tool cannot say, and what it says in place of what the plan has."""
+def _differences(
+    tool: Tool, plan: Plan, by_tool: Plan, unsaid: frozenset[str], defaults: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield what the tool cannot say, and what it says in place of what the plan has.
+
+    defaults: knobs -> values where nothing is set.
+    """
     wanted, reached = dict(leaves_of(plan)), dict(leaves_of(by_tool))
     by_itself = list[str]()
     for path in [*wanted, *(path for path in reached if path not in wanted)]:
@@ -178,16 +201,30 @@ def _differences(tool: Tool, plan: Plan, by_tool: Plan, unsaid: frozenset[str]) 
             continue
         if path in unsaid and path in tool.follows:
             by_itself.append(f"{path} = {value} (follows from {tool.follows[path]})")
-        elif path in unsaid and _same(value, tool.values.get(path, usual(path))):
+        elif path in unsaid and _same(value, defaults.get(path, usual(path))):
             by_itself.append(f"{path} = {value}")
         elif path in unsaid:
-            yield f"{tool.name} has no setting for {path} = {value}"
-        elif path in wanted and path not in reached and _same(value, tool.values.get(path, usual(path))):
+            yield f"{tool.name} has no setting for {path} = {value}{_instead(path, defaults)}"
+        elif path in wanted and path not in reached and _same(value, defaults.get(path, usual(path))):
             by_itself.append(f"{path} = {value}")
-        elif str(reached.get(path)) != str(value):
-            yield f"nearest: {path} = {reached.get(path, usual(path))}, not {value if path in wanted else usual(path)}"
+        else:
+            now, then = reached.get(path, defaults.get(path, usual(path))), wanted.get(path, usual(path))
+            if not _same(now, then):
+                yield f"nearest: {path} = {now}, not {then}"
     if by_itself:
         yield f"{tool.name} needs no setting for {', '.join(by_itself)}"
+
+
+def _instead(path: str, defaults: Mapping[str, Any]) -> str:
+    """What a tool does by itself where it has no setting, and the library that has one."""
+    if path not in defaults:
+        return ""
+    libraries = (
+        name
+        for name, tool in tools().items()
+        if not tool.framework and any(setting.path == path for file in tool.files for setting in file.settings)
+    )
+    return f" (by itself: {'; '.join([str(defaults[path]), *(f'to={name} sets it' for name in libraries)])})"
 
 
 def _same(left: Any, right: Any) -> bool:

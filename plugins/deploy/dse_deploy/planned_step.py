@@ -10,12 +10,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from dse.config.compose import request
 from dse.errors import ConfigError, Problem
 from dse.results.run_folder import Outputs
+from dse.results.words import cell
 from dse.space import get_path
 from dse_deploy.command import nearest, write_all
 from dse_deploy.settings import Written, tools
@@ -23,6 +27,7 @@ from simulators.steps.backend import StepBackend, iteration
 from simulators.steps.choices import OFF
 from simulators.steps.given import GivenPlan, ToolDefaults, given_tree, serial_tree, with_values
 from simulators.steps.iteration import Iteration
+from simulators.steps.measures import memory
 from simulators.steps.scenarios import scenarios
 from studies.plan.judged import composed_design
 from studies.plan.plan_file import Plan, flattened, leaves_of, put_in
@@ -103,8 +108,12 @@ class PlannedStep:
 
     def serial(self, planned: Mapping[str, Any]) -> Iteration | None:
         """The planned step with nothing overlapped; None where rules forbid it."""
-        tree = serial_tree(planned, self.backend.steps, self.typed)
+        tree = self.serial_tree(planned)
         return None if tree is None else self.step(tree)
+
+    def serial_tree(self, planned: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Tree of the planned step with nothing overlapped; None where rules forbid it."""
+        return serial_tree(planned, self.backend.steps, self.typed)
 
     def step(self, tree: Mapping[str, Any]) -> Iteration:
         """The iteration of a tree. Raises ConfigError where it breaks a rule."""
@@ -112,6 +121,12 @@ class PlannedStep:
         if problems := self.backend.problems(design):
             raise ConfigError(problems)
         return iteration(design)
+
+    def memory(self, tree: Mapping[str, Any]) -> tuple[float, float]:
+        """Memory that the step of a tree takes of a GPU, and that a GPU has [bytes]; infinite where it is not known."""
+        room = self.backend.design(tree).system.gpu.hbm_bytes
+        most = float("inf") if room is None else float(room)
+        return float(np.max(memory(self.step(tree), most)["memory_bytes"])), most
 
 
 def _defaults(tool: str) -> dict[str, ToolDefaults]:
@@ -161,11 +176,32 @@ class ToolPlan:
         yield from (paths for paths in (*chosen, sites, every) if paths)
 
     def _seconds(self, plan: Plan) -> float:
-        """Time of the step as the tool would run its files; infinite where there are none, or rules forbid it [s]."""
+        """Time of the step as the tool would run its files [s]; infinite where there are none, where rules forbid
+        it, or where it does not fit the memory and the planned step does.
+        """
         try:
-            return float(self.step.step(self.tree(plan)).seconds)
+            tree = self.tree(plan)
+            return float(self.step.step(tree).seconds) if self._fits(tree) else float("inf")
         except ConfigError:
             return float("inf")
+
+    def check_memory(self, plan: Plan) -> None:
+        """Refuse what a tool would run where a GPU does not hold it. Raises ConfigError."""
+        tree = self.tree(plan)
+        if not self._fits(tree):
+            taken, room = (cell(size, "byte") for size in self.step.memory(tree))
+            rule = f"cannot run the plan: what {tools()[self.tool].name} has does not fit the memory: {taken} of {room}"
+            way = "split or recompute more: parallel.zero=3, run.recompute=all, or plan again with what this tool has"
+            raise ConfigError([Problem("to", rule, self.tool, way)])
+
+    def _fits(self, tree: Mapping[str, Any]) -> bool:
+        taken, room = self.step.memory(tree)
+        return taken <= room or not self._planned_fits
+
+    @cached_property
+    def _planned_fits(self) -> bool:
+        taken, room = self.step.memory(self.planned)
+        return taken <= room
 
     def tree(self, plan: Plan) -> dict[str, Any]:
         """Tree of the step as the tool would run the files for a plan."""

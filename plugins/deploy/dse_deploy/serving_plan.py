@@ -7,6 +7,7 @@ how many, whether those of prompts are apart, and what overlaps. Engines apart h
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,12 +16,13 @@ from typing import Any, Literal
 
 import yaml
 
-from dse.config.options import load_yaml
+from dse.config.options import load_yaml, option_file
 from dse.errors import ConfigError, Problem, Problems
 from dse.errors.parsing import parse_yaml
 from dse.files import read_text
 from dse.space import get_path
 from dse.values import Frozen
+from dse_deploy.arguments import plain, scalar
 from dse_deploy.command import texts_of, with_words
 from dse_deploy.reading import read
 from dse_deploy.settings import Setting, Tool, Written, tools, write
@@ -31,9 +33,13 @@ _APART = ("prefill", "decode")
 _MOST_BYTES = 1 << 20
 _OVERLAPS = {
     "two_micro_batches": ("parallel.exchanges", "two_micro_batches"),
+    "shared_expert": ("parallel.exchanges", "shared_expert"),
     "in_switch": ("parallel.collectives", "in_switch"),
 }
 """Overlap of `engines` -> knob of a step that says the same, and its value."""
+_OF_CHECKPOINT = ("run.weights", "run.products", "run.precision")
+_OPTION = re.compile(r"(?P<dashes>--)?(?P<name>[\w.-]+)(?:(?P<mark>: |=)(?P<value>.+))?")
+"""An option as `conf/server` writes it: `--flag`, `name: value` of a file, `NAME=1` of the environment."""
 
 
 class EnginesApart(Frozen):
@@ -99,8 +105,36 @@ def serving_tool(word: str, name: str) -> Tool:
         rule, way = "is no serving software", f"take one of {', '.join(serving_facts())}"
         raise ConfigError([Problem(word, rule, name, way)])
     (file,) = tools()[name].files
-    extended = file.model_copy(update={"settings": (*file.settings, *serving_facts()[name].settings)})
+    settings, overlaps = (*file.settings, *serving_facts()[name].settings), overlap_settings(name)
+    # one setting says an overlap: that of `serve-plan`; others that say the same are read
+    pairs = {(setting.path, value) for setting in overlaps for value in setting.values}
+    known = {plain(setting.name) for setting in settings}
+    settings = tuple(
+        setting.model_copy(update={"read_only": True})
+        if any((setting.path, value) in pairs for value in setting.values)
+        and plain(setting.name) not in {plain(other.name) for other in overlaps}
+        else setting
+        for setting in settings
+    )
+    added = (setting for setting in overlaps if plain(setting.name) not in known)
+    extended = file.model_copy(update={"settings": (*settings, *added)})
     return tools()[name].model_copy(update={"files": (extended,)})
+
+
+def overlap_settings(name: str) -> list[Setting]:
+    """Settings of overlaps of a serving software, as its option of `server` has them; variables are read alone."""
+    file, settings = option_file("server", name), list[Setting]()
+    tree = {} if file is None else load_yaml(file)
+    for overlap, text in tree.get("overlaps", {}).items():
+        option = _OPTION.fullmatch(text)
+        if option is None or overlap not in _OVERLAPS:
+            continue
+        path, value = _OVERLAPS[overlap]
+        values = {value: True if option["value"] is None else scalar(option["value"])}
+        facts = {"meaning": f"overlap of a step: {overlap}", **tree["sources"]["overlaps"]}
+        is_variable = option["mark"] == "="
+        settings.append(Setting(name=option["name"], path=path, values=values, read_only=is_variable, **facts))
+    return settings
 
 
 def serving_tree(path: Path) -> dict[str, Any] | None:
@@ -144,20 +178,30 @@ class ServingFiles:
 
     def lines(self) -> Iterator[str]:
         """Yield the engines to start, and what has no setting."""
-        facts, engines = serving_facts()[self.name], self.tree["engines"]
+        facts, engines, variables = serving_facts()[self.name], self.tree["engines"], self._variables()
+        front = "".join(f"{name}={value} " for name, value in variables.values())
         for path, plan in self.plans.items():
             count = engines.get("prefill_replicas" if path.startswith("prefill/") else "replicas")
             engine_text = f"{count or 'as many as the GPUs allow'}, of {facts.gpus(plan)} GPUs each"
-            yield f"engines: {engine_text}: {facts.launch.format(file=path)}"
+            yield f"engines: {engine_text}: {front}{facts.launch.format(file=path)}"
         software = self.tree["server"].get("name") or self.name
         if software != self.name:
             yield f"the plan is of {software}; to predict this software: python -m dse serve-plan server={self.name}"
         unsaid = frozenset.intersection(*(part.unsaid for part in self.written.values()))
-        for path in sorted(unsaid - {"parallel.ep"}):
-            yield f"no setting for {path} = {get_path(next(iter(self.plans.values())), path)}"
+        for path in sorted(unsaid - {"parallel.ep", *variables}):
+            value = get_path(next(iter(self.plans.values())), path)
+            needed = f": none is needed with a checkpoint in {value}" if path in _OF_CHECKPOINT else ""
+            yield f"no setting for {path} = {value}{needed}"
         overlap = engines.get("overlap", "waited")
         if overlap not in ("waited", *_OVERLAPS):
             yield f"no setting for engines.overlap = {overlap}"
+
+    def _variables(self) -> dict[str, tuple[str, Any]]:
+        """Knobs of the plan that a variable of the environment says, with its name and value."""
+        plan = next(iter(self.plans.values()))
+        settings = [setting for setting in overlap_settings(self.name) if setting.read_only]
+        chosen = ((setting, setting.values.get(get_path(plan, setting.path))) for setting in settings)
+        return {setting.path: (setting.name, value) for setting, value in chosen if value is not None}
 
 
 def _of_engine(tree: Mapping[str, Any], role: str) -> dict[str, Any]:
@@ -188,13 +232,12 @@ def read_serving(name: str, path: Path, words: Sequence[str], launch: int) -> Se
     places = [path / role for role in _APART] if apart else [path]
     parts = [read(texts_of(tool, place, launch), with_words({}, words), launch=launch) for place in places]
     sections = {section: dict(entries) for section, entries in parts[-1].plan.items()}
-    engines: dict[str, Any] = {"apart": apart, "overlap": "waited"}
+    engines: dict[str, Any] = {"apart": apart}
     if apart:
         engines["prefill_tp"] = get_path(parts[0].plan, "parallel.tp")
-    for overlap, (knob, value) in _OVERLAPS.items():
-        _, _, last = knob.partition(".")
-        if sections.get("parallel", {}).pop(last, None) == value:
-            engines["overlap"] = overlap
+    knobs = sorted({knob for knob, _ in _OVERLAPS.values()})
+    values = {knob: sections.get("parallel", {}).pop(knob.partition(".")[2], None) for knob in knobs}
+    engines["overlap"] = next((name for name, (knob, value) in _OVERLAPS.items() if values[knob] == value), "waited")
     server = {"name": name, "scheduler": sections.pop("server", {}).get("scheduler", {})}
     sites = [f"sites.{site} (of a step of one size)" for site in sections.pop("sites", {})]
     roles = {plain for role in _APART for plain in (key.partition(".")[0] for key in getattr(facts.apart, role))}

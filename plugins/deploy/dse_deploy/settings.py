@@ -42,7 +42,8 @@ class Setting(Frozen):
     the next option. A setting with a constant and without path names a file of the tool. means: value of the knob ->
     other knobs that are read with it. beyond: value of the knob -> what it changes that no knob says. usual: values
     that leave all as it is. later: the file that it names counts over the launch. factors: knobs whose product is
-    written, and of which `path` follows when it is read.
+    written, and of which `path` follows when it is read. writes: value of the knob at `path` -> that of the setting, of
+    those that are written alone: a fact has one, or a knob follows from several settings.
     """
 
     name: str
@@ -58,7 +59,7 @@ class Setting(Frozen):
     aliases: tuple[str, ...] = ()
     constant: str = ""
     disables: bool = False
-    also: Mapping[str, str] = {}
+    also: Mapping[str, str | int] = {}
     synonyms: Mapping[str, str | int | bool] = {}
     fact: str = ""
     read_only: bool = False
@@ -69,22 +70,25 @@ class Setting(Frozen):
     usual: tuple[str, ...] = ()
     later: bool = False
     factors: tuple[str, ...] = ()
+    writes: Mapping[str | int | bool, str | int | bool] = {}
 
     def value_for(self, plan: Plan) -> Any:
         """Value of the setting for a plan; None where the plan does not say it, or the setting has no value for it."""
         if self.factors:
             numbers = [get_path(plan, path) for path in self.factors]
             return prod(numbers) if all(isinstance(number, int) for number in numbers) else None
-        if self.fact or self.read_only or not self.path:
+        if (self.fact and not self.writes) or self.read_only or not self.path:
             return None
         if self.path == "sites":
             return self._of_sites(plan)
         value = get_path(plan, self.path)
-        if any(get_path(plan, path) not in (None, needed) for path, needed in self.also.items()):
+        unsaid = () if self.fact else (None,)  # a knob that a fact needs has to be there
+        if any(get_path(plan, path) not in (*unsaid, needed) for path, needed in self.also.items()):
             return None
-        if value is None or not self.values:
+        values = self.writes if self.fact else {**self.values, **self.writes}
+        if value is None or not values:
             return value
-        return next((setting for knob, setting in self.values.items() if _same(knob, value)), None)
+        return next((setting for knob, setting in values.items() if _same(knob, value)), None)
 
     def _of_sites(self, plan: Plan) -> Any:
         if "sites" not in plan:
@@ -173,7 +177,8 @@ class Tool(ToolFacts):
     """A framework or library whose files are known. version: that the settings are of.
 
     experts: whether it is for experts on several GPUs alone. follows: knobs that nothing has to set there -> what they
-    follow from. unmodelled: names of settings that change a step and that no plan has.
+    follow from. unmodelled: names of settings that change a step and that no plan has. instead: path -> value that the
+    tool has no word for -> values by path that come nearest, which are written.
     """
 
     version: str
@@ -181,6 +186,15 @@ class Tool(ToolFacts):
     experts: bool = False
     follows: Mapping[str, str] = {}
     unmodelled: tuple[str, ...] = ()
+    instead: Mapping[str, Mapping[str | int | bool, Mapping[str, Any]]] = {}
+
+    def sayable(self, plan: Plan) -> dict[str, Any]:
+        """A plan with what comes nearest in place of values that the tool has no word for."""
+        changed = {name: dict(entries) for name, entries in plan.items()}
+        for path, values in self.instead.items():
+            for other, value in values.get(get_path(plan, path), {}).items():
+                put_in(changed, other, value)
+        return changed
 
 
 @cache

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from dse.cli import main
+from dse.config.options import option_file
 from dse.errors import ConfigError
 from dse_deploy import user_buffers
 from dse_deploy.command import nearest, write_all
@@ -304,7 +305,10 @@ def test_what_is_written_is_never_slower_than_what_the_tool_does_by_itself(plan:
     words = ["model=llama3_8b", "run.mode=training", "run.sequence_length=2048"]
     step = PlannedStep.of(Path("plan.yaml"), words)
     assert step is not None
-    exporting = ToolPlan(name, step, step.plan_tree(plan))
+    try:
+        exporting = ToolPlan(name, step, step.plan_tree(plan))
+    except ConfigError:  # no step: copy engines do not add, say
+        reject()
     reduced, left_out = exporting.without_losses(plan)
     seconds = float(step.step(exporting.tree(reduced)).seconds)
     for other in ({"parallel": {"tp": 8}}, plan):
@@ -409,6 +413,51 @@ def test_other_spellings_are_read_and_values_that_mean_nothing_are_named() -> No
     assert read([(sglang, "tp: 8\n")], {}).plan == {"parallel": {"tp": 8}}
     imported = read([(nccl, "export NCCL_NVLS_ENABLE=2; export NCCL_DEBUG=INFO")], {})
     assert (imported.plan, imported.unread) == ({}, ["NCCL_NVLS_ENABLE 2", "NCCL_DEBUG"])
+
+
+@pytest.mark.parametrize(
+    ("name", "splits"), [("megatron", {0: 0, 1: 1, 2: 2, 3: 3}), ("torch", {0: 0, 1: 1, 2: 3, 3: 3})]
+)
+def test_states_that_replicas_split_come_back_from_what_is_written(name: str, splits: dict[int, int]) -> None:
+    for zero, read_back in splits.items():
+        plan = {"parallel": {"tp": 1, "zero": zero, "prefetch": zero == 3}}
+        parts = write_all(tools()[name], plan, "plan.yaml")
+        back = nearest(tools()[name], plan, parts)["parallel"]
+        assert back["zero"] == read_back
+        assert back.get("prefetch", False) == (zero == 3)
+        assert back.get("reshard", True) == (zero == read_back)  # ZeRO 2 of fully_shard keeps what it gathered
+        lines = [str(line) for line in answer(ToolFiles(name, plan, plan, parts))]
+        assert any(line.startswith("nearest: parallel.zero = 3, not 2") for line in lines) == (zero != read_back)
+
+
+def test_what_a_tool_does_by_itself_is_told_where_it_has_no_setting() -> None:
+    plan = {"parallel": {"tp": 1, "zero": 3, "prefetch": False, "collectives": "library"}}
+    for reduced in (plan, {"parallel": {"tp": 1, "zero": 3}}):  # which says as much of what is done by itself
+        parts = write_all(tools()["torch"], reduced, "plan.yaml")
+        lines = "\n".join(map(str, answer(ToolFiles("torch", plan, reduced, parts))))
+        assert ("parallel.prefetch = False (by itself: True)" if reduced is plan else "= True, not False") in lines
+    assert "FORWARD_PREFETCH" not in written("torch", plan)["dse_torch_settings.py"]
+
+
+@pytest.mark.slow
+def test_what_is_written_fits_the_memory_or_is_refused_and_is_told_where_it_is_slower_than_serial(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = {"parallel": {"tp": 1, "dp": 8, "zero": 1}, "run": {"batch": 1, "micro_batches": 1}}
+    (elsewhere / "plan.yaml").write_text(yaml.safe_dump({**plan, "optimizer": {"in_backward": True}}))
+    words = ["export", "plan=plan.yaml", "model=llama3_8b", "system=h100_8", "run.mode=training"]
+    assert main(["settings", *words, "run.sequence_length=8192", "to=megatron"]) == 2  # it keeps all gradients
+    refusal = capsys.readouterr().err
+    assert re.search(r"what Megatron-LM has does not fit the memory: \d\d(\.\d)? GB of 80 GB", refusal)
+    assert main(["settings", *words, "run.sequence_length=8192", "to=megatron", "parallel.zero=3"]) == 0  # its way out
+    assert main(["settings", *words, "run.sequence_length=8192", "to=torch"]) == 0
+    assert main(["settings", *words, "run.sequence_length=4096", "to=megatron"]) == 0
+    assert main(["settings", *words, "run.sequence_length=16384", "to=megatron"]) == 0  # nor does what was planned
+    (elsewhere / "plan.yaml").write_text(yaml.safe_dump({**plan, "parallel": {"tp": 1, "dp": 8, "zero": 3}}))
+    capsys.readouterr()
+    assert main(["settings", *words, "run.sequence_length=4096", "to=megatron"]) == 0
+    line = "what is written is slower than serial, by parallel.collectives = in_switch (by itself)"
+    assert line in capsys.readouterr().out
 
 
 def test_recomputing_everything_takes_a_method_too() -> None:
@@ -886,6 +935,31 @@ def test_a_plan_of_serving_comes_back_from_its_settings(tool: str, apart: bool, 
     assert main(words) == 0
     back = yaml.safe_load((elsewhere / "back.yaml").read_text())
     assert back == {**_SERVED, "tool": tool, "server": {"name": tool, **_SERVED["server"]}, "engines": engines}
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "tensorrt_llm"])
+def test_overlaps_of_serving_are_set_as_the_answer_of_its_plan_names_them(
+    name: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = option_file("server", name)
+    assert file is not None
+    for overlap, option in yaml.safe_load(file.read_text())["overlaps"].items():
+        engines = {**_SERVED["engines"], "overlap": overlap}
+        plan = {**_SERVED, "run": {"kv_cache": "fp8", "weights": "fp8"}, "engines": engines}
+        (elsewhere / "plan.yaml").write_text(yaml.safe_dump(plan))
+        assert main(["settings", "export", "plan=plan.yaml", f"to={name}", "out=theirs"]) == 0
+        (text,) = (path.read_text() for path in (elsewhere / "theirs").glob("*.yaml"))
+        printed = capsys.readouterr().out
+        is_variable = "=" in option
+        line = f"{option[2:]}: true" if option.startswith("--") else option
+        assert (f": {option} " in printed) if is_variable else (f"\n{line}\n" in f"\n{text}")
+        assert not re.search(r"no setting for (parallel.(collectives|exchanges)|engines)", printed)
+        assert "no setting for run.weights = fp8: none is needed with a checkpoint in fp8" in printed
+        assert "nvls" not in text
+        read = ["settings", "import", "settings=theirs", f"from={name}", "serving=true", "out=back.yaml"]
+        assert main(read) == 0
+        back = yaml.safe_load((elsewhere / "back.yaml").read_text())["engines"]["overlap"]
+        assert back == ("waited" if is_variable else overlap)
 
 
 def test_a_plan_of_serving_is_refused_where_it_says_nothing(
