@@ -178,6 +178,7 @@ def test_a_winner_is_decided_where_nothing_else_is_likely() -> None:
     assert sure.is_decided and sure.fastest == 1 and not sure.advice
     assert sure.holding(2.0).high == 2.0 and sure.holding(0.5).spans_one  # a prediction that no draw reaches
     assert decision([[1.0, 1.0], [2.0, 2.0]], [0.9, 1.2]).advice == NOISE
+    assert replace(sure.holding(1.0), never_slower=True).is_decided
     torn = decision([[1.0, 1.0, 1.0, 1.0], [0.9, 1.1, 0.9, 1.1]], [2.0] * 4)
     assert torn.fastest == 0.5 and torn.advice == f"{NOISE} if that is b"
     assert decision([[1.0, 1.0, 1.0, 1.0], [0.9, 1.1, 1.1, 1.1]], [2.0] * 4, least=0.7).is_decided

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
@@ -22,10 +23,11 @@ from simulators.steps.given import AS_GIVEN, with_values
 from simulators.steps.scenarios import scenarios
 from simulators.steps.sites import SITES
 from studies.plan import ways_today
-from studies.plan.certainty import as_decided
+from studies.plan.certainty import DrawnPlan, as_decided
 from studies.plan.fitting import does_not_fit
 from studies.plan.judged import PlanJudgement, composed_design, judgements
-from studies.plan.step_plan import StepPlan, plans
+from studies.plan.step_plan import StepPlan, evaluated, plain, plans
+from studies.plan.texts import next_best, next_best_text
 from studies.whole_models import gains
 
 FEW = "choice(serial,'hetero_fused_1d num_chunks=2',shard_p2p)"
@@ -52,7 +54,7 @@ def test_a_plan_is_printed_written_and_taken_up_again(tmp_path: Path, capsys: py
     output = capsys.readouterr().out
     plan = plan_of(outputs)
     assert plan.gain >= 1
-    assert "llama3_8b: " in output
+    assert "llama3_8b: prefill of 1 sequence of 2,048 tokens in bf16, " in output
     assert re.search(r"a step, \d\.\d\dx \(\d\.\d\d–\d\.\d\d\) faster", output)
     assert "probability that no other setting is faster: " in output
     for way in ways_today(plan):
@@ -100,7 +102,24 @@ def test_a_step_that_is_kept_as_it_comes_gains_exactly_nothing(
     plan, output = plan_of(outputs), " ".join(capsys.readouterr().out.split())
     assert plan.gain == plan.decision["gain"] == 1 < float(plan.serial["iteration_s"] / plan.best["iteration_s"])
     assert plan.decision["low"] == pytest.approx(1) == plan.decision["high"]
+    for choice in plan.choices:
+        second = next_best(plan, choice)
+        if second is not None and " with " not in next_best_text(
+            plan, choice, second
+        ):  # then all others are as planned
+            values = {path: plain(second[path]) for path in choice.off if path in plan.table}
+            assert evaluated(plan, plan.best, values)["iteration_s"] == pytest.approx(float(second["iteration_s"]))
     assert "a step, as fast (" in output and "software: vLLM of 2025 (stack=vllm), fitted on three prefills" in output
+
+
+@pytest.mark.parametrize(
+    ("ratios", "stays"), [([1, 1, 1.2, 1.3], True), ([0.9, 1.1, 1.2, 1.3], False), ([1, 1, 1, 1.3], False)]
+)
+def test_a_choice_that_never_costs_and_gains_at_the_median_is_kept(ratios: list[float], stays: bool) -> None:
+    drawn = DrawnPlan(None, None)  # type: ignore[arg-type]
+    drawn._times.update(without=np.array(ratios), planned=np.ones(4))
+    rows = ({"key": name, "iteration_s": seconds} for name, seconds in (("without", 1.2), ("planned", 1.0)))
+    assert drawn.never_slower(*rows) == stays
 
 
 def judge(folder: Path, file: Path, *words: str, code: int = 0) -> PlanJudgement:

@@ -40,7 +40,8 @@ class Decision:
 
     fastest: probability that it is the fastest of those compared. rival: the one that is faster most often, in words.
     least: of `fastest`, for a decision. basis: kind of error -> what it rests on. measure: the kind whose knowledge
-    would lower the probability of a wrong choice most, and that probability now and then.
+    would lower the probability of a wrong choice most, and that probability now and then. never_slower: whether an
+    interval that touches 1 from above does not hold it, as the winner gains at the median.
     """
 
     fastest: float
@@ -50,6 +51,7 @@ class Decision:
     rival: str = ""
     basis: Mapping[str, str] = field(default_factory=dict)
     measure: Mapping[str, Any] = field(default_factory=dict)
+    never_slower: bool = False
 
     @classmethod
     def of(cls, times: Floats, before: Floats | None, *, least: float, rivals: Any = (), basis: Any = None) -> Decision:
@@ -67,7 +69,7 @@ class Decision:
     @property
     def spans_one(self) -> bool:
         """True if the interval of the gain holds 1."""
-        return self.low is not None and self.high is not None and self.low <= 1 <= self.high
+        return not self.never_slower and self.low is not None and self.high is not None and self.low <= 1 <= self.high
 
     @property
     def is_decided(self) -> bool:

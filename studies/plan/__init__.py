@@ -41,6 +41,7 @@ from studies.plan.plan_file import all_leaves, check_plan, read_plan
 from studies.plan.stacks import measured_line, named, software_line, stack_words, tool_facts, ways
 from studies.plan.step_plan import MEMORY, SITE_PATHS, TIME, StepPlan, alone_rows, plans, rates_of_a_gpu
 from studies.plan.stored_weights import stored_line
+from studies.plan.texts import next_best, next_best_text, work_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,6 +84,7 @@ class PlanStudy(Plain):
             yield stored_line(plan.design(plan.best), plan.best)
             if plan.choices:
                 yield _choices_table(plan)
+                yield "alone: against a step with nothing overlapped but what the choice needs"
             if _is_of_software(plan):
                 yield from _costs_of_software(plan)
                 yield _ideal_line(plan)
@@ -152,7 +154,7 @@ def _before_and_after(plan: StepPlan) -> str:
     rate = f" ({before['tokens_per_s']:,.0f} to {best['tokens_per_s']:,.0f} tokens/s)" if "tokens_per_s" in best else ""
     times = f"{cell(before[TIME], 's')} to {cell(best[TIME], 's')} a step"
     gain = gain_text(plan.gain, plan.decision.get("low"), plan.decision.get("high"))
-    return f"{plan.name}: {times}, {gain}{rate}{memory}{rates_of_a_gpu(best)}{_in_layouts(plan)}"
+    return f"{plan.name}: {work_text(plan)}, {times}, {gain}{rate}{memory}{rates_of_a_gpu(best)}{_in_layouts(plan)}"
 
 
 def _how_sure(plan: StepPlan) -> Iterator[str]:
@@ -166,7 +168,9 @@ def _how_sure(plan: StepPlan) -> Iterator[str]:
     other = "setting but those left off" if left else "other setting"
     yield f"probability that no {other} is faster: {fastest_in_words(decision)}{guessed}"
     if decision.advice:
-        yield decision.advice
+        changed = decision.spans_one and plan.gain != 1
+        software = "nothing overlapped" if plan.before is plan.serial else f"{named(plan.config)} as it comes"
+        yield f"the gain over {software} is {decision.advice}" if changed else decision.advice
         system = plan.config["system"]
         if measure := decision.measurement(str(system["name"]), int(system["node"]["num_gpus"])):
             yield measure
@@ -202,18 +206,18 @@ def _choices_table(plan: StepPlan) -> Table:
         shown.add_column(name, justify=justify)  # type: ignore[arg-type]
     steps = plan.step(plan.before), plan.step(plan.best)
     for choice in plan.choices:
-        alone, second = plan.alone(choice), plan.runner_up(choice)
+        alone, second = plan.alone(choice), next_best(plan, choice)
         # another value takes as long
         if plan.is_off(choice) and second is not None and second[TIME] == plan.best[TIME]:
             continue  # it changes nothing here
         low, high = plan.decision.get("alone", {}).get(choice.name, (None, None))
         gains = "–" if alone is None or plan.is_off(choice) else gain_text(alone, low, high)
         hidden = ["", ""] if choice.exposed is None else _hidden(choice.limiter, *map(choice.exposed, steps))
-        next_best = [] if second is None else flipping.row(plan.text(choice, second) or "nothing", second)
-        shown.add_row(choice.name, plan.text(choice), gains, *hidden, *next_best)
+        rival = [] if second is None else flipping.row(next_best_text(plan, choice, second), second)
+        shown.add_row(choice.name, plan.text(choice), gains, *hidden, *rival)
     if (second := plan.runner_up_layout()) is not None:
-        next_best = flipping.row(plan.layout(second).name, second)
-        shown.add_row("layout", plan.layout(plan.best).name, "", "", "", *next_best)
+        rival = flipping.row(plan.layout(second).name, second)
+        shown.add_row("layout", plan.layout(plan.best).name, "", "", "", *rival)
     return shown
 
 
@@ -246,18 +250,15 @@ class _ChoiceFlips:
 
     def row(self, text: str, rival: Any) -> list[str]:
         """The next best in words, and the nearest flip."""
-        later = float(rival[TIME] / self._plan.best[TIME] - 1)
+        ratio = float(self._plan.best[TIME] / rival[TIME])
+        shown = f"{text}, {gain_in_words(ratio)}"
         if not self.is_stated:
-            return [f"{text}, {_later(later)}"]
-        if later < 0:  # a simpler setting is preferred
-            return [f"{text}, {-100 * later:.1f} % faster", "within the noise"]
+            return [f"{text}, a tie" if 1 - _TIE < ratio <= 1 else shown]
+        if ratio > 1:  # a simpler setting is preferred
+            return [shown, "within the noise"]
         flips = self._uncertain.flips(self._plan.design(rival))
         more = f" (+{len(flips) - 1})" if len(flips) > 1 else ""
-        return [f"{text}, {100 * later:.1f} % slower", f"{flips[0]}{more}" if flips else "no"]
-
-
-def _later(share: float) -> str:
-    return f"a tie ({100 * share:.1f} %)" if share < _TIE else f"{100 * share:.1f} % slower"
+        return [shown, f"{flips[0]}{more}" if flips else "no"]
 
 
 def _other_layouts(plan: StepPlan) -> Iterator[str]:

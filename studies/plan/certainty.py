@@ -1,8 +1,9 @@
 """Certainty of a plan: the simplest setting that is as fast as the fastest within the noise, and how sure it is.
 
 Times of the points of a plan are drawn with the same errors (`simulators.hardware.residuals`). A choice stays where
-the 90 % interval of the time without it, over the time with it, is above 1; all others are left off, those that gain
-least first, as nobody could tell the difference.
+the 90 % interval of the time without it, over the time with it, is above 1, or touches 1 from above and gains at the
+median: it may gain nothing, but never costs. All others are left off, those that gain least first, as nobody could
+tell the difference.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.results.decisions import Decision, Drawing, gain_text, interval, most_helpful
+from dse.results.words import cell
 from dse.study.plan import Plan
 from simulators.steps.sites import SERIAL
 from studies.plan.step_plan import TIME, Choice, StepPlan
 
 Floats = NDArray[np.float64]
 _MOST_RIVALS = 3  # whose times are drawn: those that come next
+_NEVER_SLOWER = 0.995  # ratio of times that is shown as 1: a lower end above it is not slower
+_GAINS = 1.01  # ratio of times at the median from which a choice gains
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,14 @@ class DrawnPlan:
         """Ends of the 90 % interval of the time of one point over that of another."""
         return interval(self.times(before) / self.times(after), float(before[TIME] / after[TIME]))
 
+    def never_slower(self, before: Any, after: Any) -> bool:
+        """Tell whether a point is not slower than another one by more than rounding, and faster at the median."""
+        median = float(np.median(self.times(before) / self.times(after)))
+        return self.gain(before, after)[0] >= _NEVER_SLOWER and median > _GAINS
+
+    def _stands_out(self, before: Any, after: Any) -> bool:
+        return self.gain(before, after)[0] > 1 or self.never_slower(before, after)
+
     def simplest(self) -> tuple[StepPlan, dict[str, str]]:
         """The plan with what does not stand out left off, and what that gained, by choice, in words."""
         plan, left = self.plan, dict[str, str]()
@@ -64,7 +76,7 @@ class DrawnPlan:
         while candidates := [pair for pair in self._equal(plan) if pair[0].name not in left]:
             choice, row = min(candidates, key=lambda pair: float(pair[1][TIME]))
             gained = gain_text(float(row[TIME] / plan.best[TIME]), *self.gain(row, plan.best))
-            left[choice.name] = f"{plan.text(choice)}: {gained}"
+            left[choice.name] = f"{plan.text(choice)}: {gained}, {cell(plan.best[TIME], 's')} a step"
             plan = replace(plan, preferred=str(row["key"]))
         return plan, left
 
@@ -78,7 +90,7 @@ class DrawnPlan:
             row = None if plan.is_off(choice) or (choice.decides and scheduled) else plan.without(choice)
             if row is None or row["key"] == plan.best["key"] or float(row[TIME]) > float(plan.before[TIME]):
                 continue  # nobody gives up what the software does by itself for less
-            if self.gain(row, plan.best)[0] <= 1 and self.gain(row, self.plan.best)[0] <= 1:
+            if not (self._stands_out(row, plan.best) or self._stands_out(row, self.plan.best)):
                 yield choice, row
 
     def decision(self, plan: StepPlan) -> dict[str, Any]:
@@ -89,6 +101,7 @@ class DrawnPlan:
         before = self.times(plan.before)
         least = self.planned.settings.decide.least
         decision = Decision.of(times, before, least=least, rivals=names, basis=self.basis).holding(plan.gain)
+        decision = replace(decision, never_slower=self.never_slower(plan.before, plan.best))
         if not decision.is_decided:  # between what it is not decided among
             rows = [plan.before] if decision.spans_one or not rivals else []
             rows += [row for _, row in rivals[:1]] if decision.fastest < least else []

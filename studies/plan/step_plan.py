@@ -204,7 +204,7 @@ class StepPlan:
     def alone(self, choice: Choice) -> float | None:
         """Time with nothing done over that with one choice of the plan; None if either was not evaluated.
 
-        Choices that decide of others are as in the plan where one needs them.
+        Choices that decide of others are as in the plan where one needs them, else nothing is done there either.
         """
         pair = self.alone_rows_of(choice)
         return None if pair is None else float(pair[0][TIME] / pair[1][TIME])
@@ -215,7 +215,7 @@ class StepPlan:
         off = _off(self.table)
         rows = _same_as(self.table, {**off, **self.chosen(choice)}, but=others)
         as_planned = {path: self.best[path] for path in others if path in rows}
-        for _, row in _first(rows, as_planned).iterrows():
+        for _, row in _first(_first(rows, as_planned), {path: off[path] for path in others if path in off}).iterrows():
             decided = {path: plain(row[path]) for path in others if path in rows}
             same = _same_as(self.table, {**off, **decided})
             if len(same):
@@ -237,7 +237,7 @@ class StepPlan:
         planned, rows = self.text(choice), self._others(choice)
         rows = rows[[self.text(choice, row) != planned for _, row in rows.iterrows()]]
         if rows.empty and self.preferred:  # the search went around the fastest point
-            return _other_value(self, choice)
+            return other_value(self, choice)
         return None if rows.empty else least(rows)
 
     def _others(self, choice: Choice) -> pd.DataFrame:
@@ -328,7 +328,7 @@ def evaluated(plan: StepPlan, point: Any, values: Mapping[str, Any]) -> Any:
     return row
 
 
-def _other_value(plan: StepPlan, choice: Choice) -> Any:
+def other_value(plan: StepPlan, choice: Choice) -> Any:
     """The best of the values that were searched of a choice but the plan's, all others as planned; None without any."""
     paths = [path for path in choice.off if path in plan.table]
     rows = [

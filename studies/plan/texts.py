@@ -1,0 +1,35 @@
+"""What a plan is of, and the next best of a choice, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dse.space import get_path
+from simulators.steps.design import NONE
+from studies.plan.step_plan import Choice, StepPlan, other_value
+
+
+def next_best(plan: StepPlan, choice: Choice) -> Any:
+    """The next best value of a choice, all others as planned; with the best of the others where rules need that."""
+    second = other_value(plan, choice) if choice.decides else None
+    return plan.runner_up(choice) if second is None else second
+
+
+def next_best_text(plan: StepPlan, choice: Choice, row: Any) -> str:
+    """What a point has of a choice, and what else differs from the plan where the choice decides of others."""
+    fixed = [other for other in plan.choices if other.name != choice.name and plan.chosen(other)]
+    pairs = [(other.name, plan.text(other, row)) for other in fixed if plan.text(other, row) != plan.text(other)]
+    text = plan.text(choice, row) or "nothing"
+    if not pairs:
+        return text
+    return f"{text} with {' '.join(pairs[0]) if len(pairs) == 1 else 'the best of the others'}"
+
+
+def work_text(plan: StepPlan) -> str:
+    """Mode, sequences and precision of a step, as `prefill of 1 sequence of 4,096 tokens in bf16`."""
+    tree = plan.point_tree(plan.best)
+    run, lengths = tree["run"], get_path(tree, "lengths.name")
+    count = run["batch"] * run["micro_batches"] * tree["parallel"]["dp"]
+    sequences = f"{count:,} {'sequence' if count == 1 else 'sequences'}"
+    drawn = f"of {run['sequence_length']:,} tokens" if lengths in (None, NONE) else f"of lengths {lengths}"
+    return f"{run['mode']} {'on' if run['mode'] == 'training' else 'of'} {sequences} {drawn} in {run['precision']}"
