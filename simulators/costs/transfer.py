@@ -64,7 +64,6 @@ from simulators.hardware.machine import Gpu, System
 from simulators.hardware.network import CollectiveKind, Node, Pattern, Protocols, Route, SwitchRate, TunedRates, links
 
 Floats = NDArray[np.float64]
-_TUNED_S, _TUNED_STEP_S = (6.6e-6, 14e-6, 8.4e-6), (0.6e-6, 1.9e-6, 3.4e-6)  # of LL, LL128, Simple (NCCL, tuning.cc)
 _FULL_CHANNEL = 512 * 8  # bytes of each rank with which every thread of a channel has a word of LL
 CommEngine = Literal["cu", "dma"]
 Mover = Literal["cu", "dma", "store", "switch"]
@@ -402,8 +401,10 @@ def _estimates(tuned: TunedRates, steps: Floats, n: Floats, size: Floats) -> lis
     """Times [s] by LL, LL128 and Simple that the library expects of a ring."""
     rates = (tuned.ll_bytes_per_s, tuned.ll128_bytes_per_s, tuned.bytes_per_s)
     share = size * (np.maximum(steps, 1.0) / n)
-    tuned_s = zip(_TUNED_S, _TUNED_STEP_S, rates, strict=True)
-    return [base + step * steps + share / np.asarray(rate) for base, step, rate in tuned_s]
+    calls = (tuned.ll_s, tuned.ll128_s, tuned.simple_s)
+    each = (tuned.ll_step_s, tuned.ll128_step_s, tuned.step_s)
+    estimates = zip(calls, each, rates, strict=True)
+    return [call + step * steps + share / np.asarray(rate) for call, step, rate in estimates]
 
 
 def _growth(scaling: ArrayLike, doublings: Floats) -> Floats:

@@ -30,11 +30,20 @@ SwitchedKind = Literal["all_reduce", "all_gather", "reduce_scatter"]
 
 
 class TunedRates(Frozen):
-    """Rates of a ring by LL, LL128 and Simple that a library expects, and chooses by: facts of its release."""
+    """Rates of a ring by LL, LL128 and Simple that a library expects, and chooses by: facts of its release.
+
+    ll_s, ll128_s, simple_s: latency of a call by each; ll_step_s, ll128_step_s, step_s: of each of its steps.
+    """
 
     ll_bytes_per_s: Bandwidth
     ll128_bytes_per_s: Bandwidth
     bytes_per_s: Bandwidth
+    ll_s: Duration
+    ll128_s: Duration
+    simple_s: Duration
+    ll_step_s: Duration
+    ll128_step_s: Duration
+    step_s: Duration
 
 
 class Protocols(Grown):
