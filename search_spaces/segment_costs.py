@@ -100,9 +100,9 @@ class SegmentCosts:
             halves = 2 if move.op.pattern == "all_reduce" else 1  # of which the first adds
             adds = move.op.reduces and phase < len(move.segments) // halves
             added = accumulate_hbm_bytes(self._system, near_memory=self._near_memory) if adds else 0.0
-            made = phase == 0 or (move.op.reduces and 2 * phase == len(move.segments))  # results, and sums
+            is_result = phase == 0 or (move.op.reduces and 2 * phase == len(move.segments))  # results, and sums
             # stored at the peer, and read here if it is not stored at once: copied, forwarded, or sent by a NIC
-            read = [1.0 if made and segment.inside and not copied else 2.0 for segment in move.segments[phase]]
+            read = [1.0 if is_result and segment.inside and not copied else 2.0 for segment in move.segments[phase]]
             self._cache[key] = [
                 self._segment_cost(move, phase, segment, cus, hbm=hbm + added)
                 for segment, hbm in zip(move.segments[phase], read, strict=True)

@@ -140,7 +140,11 @@ class RobustnessAnswer:
         }
         document["scenarios"] = [standing.json() for standing in self.standings]
         flips = [{"sentence": flip.sentence(self.asked.choose), **flip.json()} for flip in self.breaks]
-        return {**document, "break_even": flips, "elasticities": [one.json() for one in self.elasticities]}
+        return {
+            **document,
+            "break_even": flips,
+            "elasticities": [elasticity.json() for elasticity in self.elasticities],
+        }
 
 
 def examine(request: RobustnessQuestion, present: Present, typed: str) -> RobustnessAnswer:
@@ -310,11 +314,11 @@ def _write(findings: RobustnessAnswer) -> None:
         for place, part in enumerate(flip.stretches)
     ]
     widths = {constant.path: constant.half_width for constant in findings.constants}
-    slopes = [one.row() for one in findings.elasticities]
+    slopes = [elasticity.row() for elasticity in findings.elasticities]
     for name, records in (("robustness", rows), ("break_even", flips), ("elasticities", slopes)):
         outputs.write_text(f"{name}.csv", pd.DataFrame(records).to_csv(index=False))
     plots.save(partial(comparisons.robustness, rows), outputs.figures, "robustness")
     plots.save(partial(comparisons.break_even, flips, widths), outputs.figures, "break_even")
     if slopes:
-        shown = [one.row() for _, ones in strongest(findings.elasticities) for one in ones]
+        shown = [elasticity.row() for _, ones in strongest(findings.elasticities) for elasticity in ones]
         plots.save(partial(comparisons.elasticities, shown), outputs.figures, "elasticities")

@@ -50,7 +50,9 @@ class ConfigError(Exception):
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         # several checks may find the same problem
-        by_content = {(each.path, each.rule, repr(each.value), each.way_out): each for each in problems}
+        by_content = {
+            (problem.path, problem.rule, repr(problem.value), problem.way_out): problem for problem in problems
+        }
         self.problems = tuple(by_content.values())
 
     def __str__(self) -> str:

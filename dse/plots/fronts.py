@@ -105,8 +105,8 @@ def _clouds(
         group = points[points[column].astype(str) == name]
         front = group["on_front"].astype(bool)
         places = group[axes[0].column] * units[0].factor, group[axes[1].column] * units[1].factor
-        many = len(group) > _MOST_VECTORS
-        behind: dict[str, Any] = {"marker": look.marker, "ms": 3.0, "mew": 0, "alpha": 0.25, "rasterized": many}
+        rasterized = len(group) > _MOST_VECTORS
+        behind: dict[str, Any] = {"marker": look.marker, "ms": 3.0, "mew": 0, "alpha": 0.25, "rasterized": rasterized}
         panel.plot(places[0][~front], places[1][~front], ls="", color=look.colour, zorder=2, **behind)
         if front.any():
             edges: dict[str, Any] = {"edgecolors": INK, "linewidths": 0.7, "marker": look.marker, "zorder": 3}

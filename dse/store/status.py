@@ -115,8 +115,8 @@ def look(engine: Engine) -> StoreSnapshot:
         counts: dict[int, Counter[str]] = {}
         for study, place, count in connection.execute(query):
             counts.setdefault(study, Counter())[STATUSES[place]] += count
-        held = select(leases.c.owner, func.sum(leases.c.size)).group_by(leases.c.owner)
-        points = {owner: int(size) for owner, size in connection.execute(held)}
+        leased = select(leases.c.owner, func.sum(leases.c.size)).group_by(leases.c.owner)
+        points = {owner: int(size) for owner, size in connection.execute(leased)}
         rows = connection.execute(select(owners).order_by(owners.c.id)).all()
     processes = [
         # without the machine's id
@@ -145,10 +145,10 @@ def tables(now: StoreSnapshot, before: StoreSnapshot | None) -> Group:
         mine = [process for process in now.processes if process.study == study]
         counts, rate = now.counts.get(study, Counter()), now.rate(study, before)
         numbers = f"{counts.total():,}", "" if rate is None or not mine else f"{rate:,.0f}"
-        failed, held = sum(counts[bad] for bad in _BAD), sum(process.points for process in mine)
+        failed, leased = sum(counts[bad] for bad in _BAD), sum(process.points for process in mine)
         # nobody works on it, though it is not finished
         text = "interrupted" if state == "running" and not mine else state
-        shown.add_row(f"{study} {name}", *numbers, f"{failed:,}", f"{held:,}", str(len(mine)), text)
+        shown.add_row(f"{study} {name}", *numbers, f"{failed:,}", f"{leased:,}", str(len(mine)), text)
     if not now.processes:
         return Group(shown, "no process is at work")
     beats = {process.number: process.beat for process in before.processes} if before else {}

@@ -442,12 +442,12 @@ def _illegal_values(space: Space, knob: Knob, chosen: Mapping[str, Any], section
     way = f"write `{assignment(path, sweep_of(legal))}`" if legal else ""
     # a sweep in the notation of another tool
     way = f"write `{assignment(path, meant[0])}`" if len(knob.values) == 1 and any(meant) else way
-    found = [problem for one in problems.values() for problem in one]
+    found = [problem for group in problems.values() for problem in group]
     if len(problems) > MOST_LISTED:  # one for each rule, with the first value and the last
         by_rule: dict[tuple[str, str], list[Problem]] = {}
         for problem in found:
             by_rule.setdefault((problem.path, problem.rule), []).append(problem)
-        found = [replace(one[0], value=_span(one)) for one in by_rule.values()]
+        found = [replace(group[0], value=_span(group)) for group in by_rule.values()]
     # ways out are written for overrides of the space
     return [replace(problem, way_out=way) if section == "space" and way else problem for problem in found]
 

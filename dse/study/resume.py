@@ -275,14 +275,14 @@ def _changed_question(old: Row[Any], plan: Plan, after: Mapping[str, str]) -> st
     before, typed = _parsed_record(old.asked), _parsed_record(old.command)
     state = "did not finish" if old.state == "running" else "has other results"
     if _without_resume(typed) != _without_resume(redact(plan.request.overrides)):
-        asked = f"with `{' '.join(typed)}`"
+        request = f"with `{' '.join(typed)}`"
     else:
         paths = [path for path in {**before, **after} if before.get(path) != after.get(path)]
         if paths == [_VERSION]:  # nothing that was typed differs: the user may wonder why
             return _changed_code(old, before[_VERSION])
         shown = [f"{path} was {before.get(path, 'absent')[:40]}" for path in paths[:_SHOWN]]  # one line each
-        asked = "; ".join([*shown, *([f"and {len(paths) - _SHOWN} more"] if len(paths) > _SHOWN else [])])
-    return f"new study: {old.name} {old.id} {state} ({asked}) and stays as it is; resume=accept goes on with that one"
+        request = "; ".join([*shown, *([f"and {len(paths) - _SHOWN} more"] if len(paths) > _SHOWN else [])])
+    return f"new study: {old.name} {old.id} {state} ({request}) and stays as it is; resume=accept goes on with that one"
 
 
 def _changed_code(old: Row[Any], version: str) -> str:

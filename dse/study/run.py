@@ -128,10 +128,10 @@ def finite_points(plan: Plan, evaluator: AnyEvaluator) -> Iterator[KeyedBlock]:
 def _enumerate_points(scenarios: Sequence[_Scenario]) -> Iterator[ScenarioRows]:
     """Yield every point of finite spaces; the same block of many scenarios together, so that they share calls."""
     for first in range(0, len(scenarios), _TOGETHER):
-        some = scenarios[first : first + _TOGETHER]
+        batch = scenarios[first : first + _TOGETHER]
         # half: each row may come with its baseline
-        for blocks in blocks_together([scenario.space for scenario in some], ROWS_PER_GROUP // 2):
-            for scenario, block in zip(some, blocks, strict=True):
+        for blocks in blocks_together([scenario.space for scenario in batch], ROWS_PER_GROUP // 2):
+            for scenario, block in zip(batch, blocks, strict=True):
                 yield from scenario.rows([] if block is None else [block])
 
 

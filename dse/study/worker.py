@@ -53,8 +53,8 @@ def worker(words: Sequence[str]) -> int:
         until = time.monotonic() + request.wait_s
         _wait_for_file(url, until, stop)
         store = Store(url, patience_s=store_at.patience_s)
-        told = f"{store.database}: helping with its studies; ends {request.wait_s:g} s after the last one"
-        print(told, file=sys.stderr)
+        notice = f"{store.database}: helping with its studies; ends {request.wait_s:g} s after the last one"
+        print(notice, file=sys.stderr)
         while not stop():
             for row in resume.running(store, options.get("study")):
                 if (row.id, row.before) not in done and not stop():

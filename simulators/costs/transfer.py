@@ -402,8 +402,8 @@ def _estimates(tuned: TunedRates, steps: Floats, n: Floats, size: Floats) -> lis
     rates = (tuned.ll_bytes_per_s, tuned.ll128_bytes_per_s, tuned.bytes_per_s)
     share = size * (np.maximum(steps, 1.0) / n)
     calls = (tuned.ll_s, tuned.ll128_s, tuned.simple_s)
-    each = (tuned.ll_step_s, tuned.ll128_step_s, tuned.step_s)
-    estimates = zip(calls, each, rates, strict=True)
+    step_s = (tuned.ll_step_s, tuned.ll128_step_s, tuned.step_s)
+    estimates = zip(calls, step_s, rates, strict=True)
     return [call + step * steps + share / np.asarray(rate) for call, step, rate in estimates]
 
 

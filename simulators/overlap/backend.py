@@ -136,10 +136,10 @@ class OverlapBackend(Backend):
             results = self._screen_grid(grid)
             legal = results.ok
             if legal.any():  # designs that break a rule cannot be lowered
-                some = grid if legal.all() else grid.take(legal)
-                graph = self._simulation.neutral_graph(some.design) or self._simulation.lower(some.design)
-                measured = self._simulation.results(graph, some)
-                results = measured if some is grid else replace_results(results, legal, measured)
+                allowed = grid if legal.all() else grid.take(legal)
+                graph = self._simulation.neutral_graph(allowed.design) or self._simulation.lower(allowed.design)
+                measured = self._simulation.results(graph, allowed)
+                results = measured if allowed is grid else replace_results(results, legal, measured)
             by_batch |= split(results, indices)
         order = iter(range(len(by_batch)))
         return [Results.join([by_batch[next(order)] for _ in parts]) for parts in settled]

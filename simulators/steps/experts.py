@@ -187,15 +187,15 @@ def _experts(sizes: Sizes, routing: _TokenRouting) -> Iterator[Op]:
     kernels = _kernels(sizes)
     orders = np.asarray(kernels.orders) * (2 if kernels.exchange == "all_to_all" else 1)  # on either side of it
     moved = orders * sizes.element * routing.rows * hidden  # read in one order, written in the other
-    each = routing.rows / routing.active
+    rows_each = routing.rows / routing.active
     wide = routing.width * (2 if sizes.model.gated else 1)  # gate and up projection in one product
     parts: dict[str, Any] = {"batch": routing.active, "transposed": True, "grouped": True}
     launches = np.asarray(kernels.products) * routing.local
     yield Op("permute", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
-    yield Op("expert fc1", "fc", "forward", Product(wide, each, hidden, **parts), launches=launches)
+    yield Op("expert fc1", "fc", "forward", Product(wide, rows_each, hidden, **parts), launches=launches)
     gated = (_GATED if sizes.model.gated else 1.0) * routing.width * routing.rows
     yield stream(sizes, "expert activation", "activation", sizes.kernels.activation, gated)
-    yield Op("expert fc2", "fc", "forward", Product(hidden, each, routing.width, **parts), launches=launches)
+    yield Op("expert fc2", "fc", "forward", Product(hidden, rows_each, routing.width, **parts), launches=launches)
     yield Op("unpermute", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
 
 

@@ -89,9 +89,9 @@ class Gradients:
         count = self.passes.counts[block.name]
         ready = self.passes.once(block, forward=False)
         sizes = block.trained_params, block.trained_experts
-        held = (self.passes.parallel.held_stages * np.asarray(size) for size in sizes)
+        sizes_held = (self.passes.parallel.held_stages * np.asarray(size) for size in sizes)
         # reduced layer by layer, as `SplitLayers` says
-        seconds = np.zeros(()) if self.passes.parallel.zero > 1 else self._reduction(*held).seconds
+        seconds = np.zeros(()) if self.passes.parallel.zero > 1 else self._reduction(*sizes_held).seconds
         return Bucket(block, count, seconds, ready)
 
     @property
@@ -107,9 +107,9 @@ class Gradients:
         """
         if not self.passes.is_training or self.gradient_bytes in (self.passes.run.element_bytes, _FP32):
             return OperatorCost(*np.zeros((4,)))
-        held = self.passes.parallel.held_stages * self.passes.of_blocks("trained_params")
+        params = self.passes.parallel.held_stages * self.passes.of_blocks("trained_params")
         times = self.passes.micro_batches if self.passes.parallel.zero > 1 else 1.0  # reduced after each, or the last
-        moved = times * held * (self.passes.run.element_bytes + self.gradient_bytes)
+        moved = times * params * (self.passes.run.element_bytes + self.gradient_bytes)
         kernels = times * self.passes.of_blocks("updated_tensors")
         (cost,) = operator_costs(
             [Op("cast", "optimizer", "backward", Stream(moved, kernels=kernels))], self.passes.platform
@@ -279,8 +279,8 @@ class Iteration:
         """CU-seconds that kernels of collectives hold in all micro-batches; 0 where the machine's are not known."""
         passes: Any = np.zeros(())
         for part in (part for part in self.passes.parts if part.over is not None):
-            held = part.spent.comm_cu_s
-            passes = passes + part.times * (self._kernel_cus(part.op) * part.spent.seconds if held is None else held)
+            cu_s = part.spent.comm_cu_s
+            passes = passes + part.times * (self._kernel_cus(part.op) * part.spent.seconds if cu_s is None else cu_s)
         return np.asarray(
             self.passes.micro_batches * passes
             + self.gradients.copy_cus * (self.gradients.dp_s + self.gradients.gathered_s)

@@ -176,11 +176,11 @@ class MicroBatch:
         """The same where both ends count as layers."""
         pp = np.asarray(self.parallel.pp, float)
         inner = [block for block in self.blocks if block.name not in ENDS]
-        each = sum((np.asarray(block.count, float) * seconds[block.name] for block in inner), np.zeros(()))
+        block_s = sum((np.asarray(block.count, float) * seconds[block.name] for block in inner), np.zeros(()))
         within, at_end = np.where(pp > 1, self._shares_of_layers, 1.0)
         longest = np.maximum(first, last)
         # of two stages, none is without an end
-        middle = (pp > 2) & ((within - at_end) * each > longest)
+        middle = (pp > 2) & ((within - at_end) * block_s > longest)
         ends = {"embedding": first > last, "output": first <= last}
         shares = {block.name: np.where(middle, within, at_end) for block in inner}
         return shares | {name: np.where(pp > 1, ~middle & ends[name], 1.0) for name in ENDS}

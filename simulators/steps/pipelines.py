@@ -136,8 +136,8 @@ def in_flight(knobs: PipelineSchedule, stages: ArrayLike, micro_batches: ArrayLi
     elif knobs.pipeline == "dualpipe":
         first = last = p + 1
     elif knobs.pipeline != "1f1b":
-        held = _HELD.get(knobs.pipeline)
-        first = last = 2 * p - 1 if held is None else np.ceil(held * p)
+        stages_of = _HELD.get(knobs.pipeline)
+        first = last = 2 * p - 1 if stages_of is None else np.ceil(stages_of * p)
     return np.minimum(m, first), np.minimum(m, last)  # no more than there are
 
 

@@ -58,9 +58,9 @@ class SplitLayers:
 
     def exchanged_s(self, knobs: ShardedData) -> Floats:
         """Time of all exchanges of one micro-batch, hidden or not."""
-        each = self.gathers(knobs) * np.asarray(self.gather_s, float)
-        each = each + (np.asarray(self.reduce_s, float) if knobs.zero > 1 else 0.0)
-        return np.asarray(np.asarray(self.count, float) * each)
+        exchange_s = self.gathers(knobs) * np.asarray(self.gather_s, float)
+        exchange_s = exchange_s + (np.asarray(self.reduce_s, float) if knobs.zero > 1 else 0.0)
+        return np.asarray(np.asarray(self.count, float) * exchange_s)
 
     def exposed_s(self, knobs: ShardedData) -> tuple[Floats, Floats]:
         """Time by which exchanges lengthen the forward and the backward pass of one micro-batch."""

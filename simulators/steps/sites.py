@@ -233,10 +233,10 @@ class SiteSchedules:
         if platform.errors is not None:  # no error makes it shorter than the longer of both alone
             total = np.maximum(total, np.maximum(costs[gemm].seconds, moved.seconds))
         computed = total * effect.computing
-        held = np.asarray(total * effect.comm_cus + after * library_cus(self.group.system, "all_gather"))
+        cu_s = np.asarray(total * effect.comm_cus + after * library_cus(self.group.system, "all_gather"))
         return {
             gemm: replace(costs[gemm], seconds=computed),
-            at.collective: replace(costs[at.collective], seconds=np.asarray(total - computed + after), comm_cu_s=held),
+            at.collective: replace(costs[at.collective], seconds=np.asarray(total - computed + after), comm_cu_s=cu_s),
         }
 
     def seconds(self, ops: Sequence[Op], costs: Sequence[OperatorCost], platform: Platform, at: SitePlace) -> Floats:

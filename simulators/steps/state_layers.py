@@ -91,7 +91,7 @@ class Scan(Stream):
     def of(cls, kernels: Sequence[Stream], back: Sequence[Stream] = ()) -> Scan:
         """Kernels that take their own time each."""
         moved, flop, count = (
-            sum((np.asarray(getattr(each, name), float) for each in kernels), np.zeros(()))
+            sum((np.asarray(getattr(kernel, name), float) for kernel in kernels), np.zeros(()))
             for name in ("bytes", "flop", "kernels")
         )
         return cls(moved, flop, count, parts=tuple(kernels), back=tuple(back))
@@ -156,7 +156,9 @@ def _scan(sizes: Sizes, layers: StateLayers) -> Stream:
         # decay, update and read: two FLOP each
         return Stream(moved + 2 * np.asarray(layers.number_bytes) * numbers * tokens, 6 * numbers * tokens)
     scan = chunked_scan()
-    return Scan.of(*([_kernel(sizes, layers, each) for each in kernels] for kernels in (scan.forward, scan.backward)))
+    return Scan.of(
+        *([_kernel(sizes, layers, kernel) for kernel in kernels] for kernels in (scan.forward, scan.backward))
+    )
 
 
 def _kernel(sizes: Sizes, layers: StateLayers, kernel: ScanKernel) -> Stream:

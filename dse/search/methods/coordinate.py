@@ -63,14 +63,14 @@ class Coordinate:
 
     def ask(self, count: int) -> Sequence[Assignment]:
         """Propose points of the sweep at hand; those of the next one once the outcomes of all are known."""
-        asked = list(itertools.islice(self._waiting, count))
+        batch = list(itertools.islice(self._waiting, count))
         # a sweep begins when all of the one before is known
-        while not asked and not self._asked and (rows := next(self._sweeps, None)) is not None:
+        while not batch and not self._asked and (rows := next(self._sweeps, None)) is not None:
             # known points are not asked for again
             self._waiting = (row for row in rows if row.tobytes() not in self._ranks)
-            asked = list(itertools.islice(self._waiting, count))
-        self._asked.update(row.tobytes() for row in asked)
-        return self._genes.points(np.array(asked)) if asked else []
+            batch = list(itertools.islice(self._waiting, count))
+        self._asked.update(row.tobytes() for row in batch)
+        return self._genes.points(np.array(batch)) if batch else []
 
     def tell(self, points: Sequence[Assignment], outcomes: Sequence[Outcome]) -> None:
         """Learn how points rank."""

@@ -70,7 +70,7 @@ def studies(folder: Path | None = None) -> list[ReproducedStudy]:
 
 def _paper(name: str, folders: Sequence[Path]) -> str:
     """The paper that a study names, or the one of the study that it is derived from."""
-    path = next((path for each in reversed(folders) if (path := each / "study" / f"{name}.yaml").is_file()), None)
+    path = next((path for folder in reversed(folders) if (path := folder / "study" / f"{name}.yaml").is_file()), None)
     tree = load_yaml(path) if path else None
     if not isinstance(tree, dict):
         return ""

@@ -101,9 +101,9 @@ def _overview(rows: Sequence[StudyRow]) -> TextTable:
     lines = []
     for row in rows:
         count = counts(row.claims)
-        took = "–" if row.seconds is None else duration(row.seconds)
+        duration_text = "–" if row.seconds is None else duration(row.seconds)
         state = row.state.splitlines()[0] if row.state else ""
-        lines.append((row.study, row.paper or "–", *map(str, count.values()), took, state))
+        lines.append((row.study, row.paper or "–", *map(str, count.values()), duration_text, state))
     return TextTable("Studies", columns, numeric, tuple(lines))
 
 

@@ -43,12 +43,12 @@ def _bundle() -> bytes:
     kept = Path.home() / ".cache" / "dse" / f"vega-{version('vl-convert-python')}.js"
     with suppress(OSError):
         return kept.read_bytes()
-    if made := _ask("bundle", ""):
+    if bundle := _ask("bundle", ""):
         with suppress(OSError):  # a home that cannot be written: made anew each time
             kept.parent.mkdir(parents=True, exist_ok=True)
             with atomic_replacement(kept) as fresh:
-                fresh.write_bytes(made)
-    return made
+                fresh.write_bytes(bundle)
+    return bundle
 
 
 def _ask(request: str, text: str) -> bytes:

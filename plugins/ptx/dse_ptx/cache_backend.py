@@ -85,15 +85,15 @@ class PtxMemoryBackend(MemoryBackend):
         gpu, run = design.system.gpu, design.run
         shapes = tuple(design.application.tensors.items())
         groups = _listed(design.application.name, shapes, run.requests, int(gpu.line_bytes))
-        held = [[_held(design, launch) for launch in launches] for launches in groups]
+        resident = [[_held(design, launch) for launch in launches] for launches in groups]
         work = gpu.num_cus / dict(gpu.flop_per_s)[design.application.precision]
 
         def machine() -> Simulation:
-            return Simulation(design.system, design.policy, held=max(map(max, held)))
+            return Simulation(design.system, design.policy, held=max(map(max, resident)))
 
         first, costs = machine(), list[tuple[SimulatedCost, int]]()
         repeats = [group.repeat for group in design.application.groups]
-        for places, launches, repeat in zip(held, groups, repeats, strict=True):
+        for places, launches, repeat in zip(resident, groups, repeats, strict=True):
             turns = min(repeat, run.repeats)
             pairs = list(zip(launches, places, strict=True))
             more = [launch.steps_beyond(machine, most, work) for launch, most in pairs]

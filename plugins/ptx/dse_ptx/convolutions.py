@@ -118,7 +118,7 @@ def _grid(layer: Convolution, tiling: Tiling, trace: WarpTrace, bases: tuple[int
     plane, down = layer.plane[0] * layer.plane[1], layer.stride[0] * layer.stride[1]
     image = layer.channels * layer.height * layer.width
     place = np.searchsorted(bases, trace.addresses.max(axis=1), side="right") - 1
-    of_w, of_y, of_x = (4 * np.array(each) for each in (
+    of_w, of_y, of_x = (4 * np.array(sizes) for sizes in (
         (tiling.rows * layer.k, 0, 0), (tiling.rows * plane, tiling.cols, layer.filters * plane),
         (0, tiling.cols * down, image),
     ))  # fmt: skip

@@ -97,10 +97,11 @@ class _Shape:
             for tile in range(self.columns // 8):
                 yield from ((wide * r, 8 * tile, True) for r in range(self.depth // wide))
         else:
-            each = 3 - packed  # registers of two neighbours
+            registers = 3 - packed  # registers of two neighbours
             for down, across in self.parts:
                 yield from (
-                    (8 * (r // each) + self.height * down, r % each + 8 * across, False) for r in range(halves * each)
+                    (8 * (r // registers) + self.height * down, r % registers + 8 * across, False)
+                    for r in range(halves * registers)
                 )
 
 
@@ -117,7 +118,7 @@ class _Writer:
     def shape(self) -> _Shape:
         """What is executed."""
         kinds = [kind for kind in self.of.types if kind in _SHAPES and self.of.modifiers[1] not in ("c", "d")]
-        words = _SHAPES[kinds[0]] if kinds else {word for some in _SHAPES.values() for word in some}
+        words = _SHAPES[kinds[0]] if kinds else {word for shapes in _SHAPES.values() for word in shapes}
         name = next(word for word in self.of.modifiers if word in words)
         m, n, k = (int(word) for word in re.findall(r"\d+", name))
         return _Shape(n, m, k, True) if m < n else _Shape(m, n, k, False)

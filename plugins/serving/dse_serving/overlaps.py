@@ -123,9 +123,9 @@ class PartTimes:
     def _halves(self, half: Floats, attention: Floats, attention_moved: Floats) -> Floats:
         dense, experts, sums, exchanges, moved = half
         computed, exchanged = self.parts.interference * (dense + experts), sums + exchanges
-        one = computed + attention + exchanged
-        bounds = (2 * computed, 2 * attention, 2 * exchanged, 2 * (moved + attention_moved), one)
-        return np.asarray(np.maximum.reduce(np.broadcast_arrays(*bounds)) + one / self.parts.layers)
+        batch_s = computed + attention + exchanged
+        bounds = (2 * computed, 2 * attention, 2 * exchanged, 2 * (moved + attention_moved), batch_s)
+        return np.asarray(np.maximum.reduce(np.broadcast_arrays(*bounds)) + batch_s / self.parts.layers)
 
     def apart(self, experts: PartTimes, ranks: int, gpus: int, batches: int) -> Table:
         """Steps whose experts have `gpus` GPUs of their own, for `ranks` ranks, in so many batches that go round."""

@@ -59,10 +59,10 @@ def ask(rows: Sequence[Row]) -> Testimony:
     """Predictions of rows whose engines do both; skipped, with the reason, where the package does not answer."""
     rows = [row for row in rows if not row.apart]
     python = os.environ.get(VARIABLE) or sys.executable
-    asked = json.dumps([question(row) for row in rows])
+    questions = json.dumps([question(row) for row in rows])
     try:
         done = subprocess.run(
-            [python, _SCRIPT], input=asked, capture_output=True, text=True, timeout=_MOST_S, check=False
+            [python, _SCRIPT], input=questions, capture_output=True, text=True, timeout=_MOST_S, check=False
         )
         answers = parse_json(done.stdout.splitlines()[-1], str(_SCRIPT)) if done.returncode == 0 else None
     except (OSError, subprocess.TimeoutExpired, ConfigError, IndexError) as error:

@@ -62,8 +62,8 @@ def product(size: Size, precision: str = "bf16") -> Call:
     m, n, k = size
     if precision == "fp8":
         a, b = (matrix(rows, k).to(torch.float8_e4m3fn) for rows in (m, n))
-        one = torch.ones((), device=DEVICE)
-        return partial(torch._scaled_mm, a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        scale = torch.ones((), device=DEVICE)
+        return partial(torch._scaled_mm, a, b.t(), scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
     kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     a, b = matrix(m, k, kind), matrix(n, k, kind)
     return partial(torch.matmul, a, b.t(), out=torch.empty(m, n, device=DEVICE, dtype=kind))

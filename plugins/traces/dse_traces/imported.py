@@ -36,10 +36,10 @@ def read_imported(folder: Path) -> Sequence[Profile]:
 
 
 def _profile(table: pd.DataFrame, folder: Path, rank: int | None) -> Profile:
-    said = _record(folder, rank)
-    marked = [(float(start), float(end)) for start, end in said.get("iterations_s", ())]
-    source = str(said.get("source") or folder.name)
-    made = profile_of(_rows(table), source, device=str(said.get("device") or ""), iterations=marked)
+    record = _record(folder, rank)
+    marked = [(float(start), float(end)) for start, end in record.get("iterations_s", ())]
+    source = str(record.get("source") or folder.name)
+    made = profile_of(_rows(table), source, device=str(record.get("device") or ""), iterations=marked)
     return replace(made, rank=rank)
 
 

@@ -161,13 +161,15 @@ def _ranks(ranks: Ranks, done: Mapping[int, Replayed]) -> Table:
     ):
         shown.add_column(name, justify="right")
     for rank, row in ranks.by_rank().head(_SHOWN).iterrows():
-        one = done[int(str(rank))]
-        quick = replay_without_waiting(one.profile)
+        result = done[int(str(rank))]
+        quick = replay_without_waiting(result.profile)
         times = [cell(float(row[name]), "s") for name in ("transfer_s", "waited_s")]
-        spans = [cell(again.replayed.span_s, "s") for again in (one, quick)]
-        hidden = f"{100 * one.recorded.hidden:.1f} %" if one.recorded.collective_s else "-"
-        exposed = cell(one.recorded.exposed_s, "s")
-        shown.add_row(str(rank), cell(one.recorded.span_s, "s"), hidden, exposed, *times, f"{int(row['last'])}", *spans)
+        spans = [cell(again.replayed.span_s, "s") for again in (result, quick)]
+        hidden = f"{100 * result.recorded.hidden:.1f} %" if result.recorded.collective_s else "-"
+        exposed = cell(result.recorded.exposed_s, "s")
+        shown.add_row(
+            str(rank), cell(result.recorded.span_s, "s"), hidden, exposed, *times, f"{int(row['last'])}", *spans
+        )
     return shown
 
 
@@ -184,13 +186,13 @@ def ranks_summary(ranks: Ranks, done: Mapping[int, Replayed]) -> dict[str, Any]:
         "disagreement_of_clocks_s": {"median": _number(middle), "most_of_95_per_cent": _number(most)},
         "ranks": {
             rank: {
-                **summary(one),
+                **summary(result),
                 "clock_s": _number(ranks.clocks_s[rank]),
                 **by_rank[["transfer_s", "waited_s"]].loc[rank].to_dict(),
                 "came_last": int(by_rank["last"].loc[rank]),
-                "replayed_without_waiting": vars_of(replay_without_waiting(one.profile).replayed),
+                "replayed_without_waiting": vars_of(replay_without_waiting(result.profile).replayed),
             }
-            for rank, one in done.items()
+            for rank, result in done.items()
         },
     }
 
@@ -203,7 +205,7 @@ def write(ranks: Ranks, done: Mapping[int, Replayed], outputs: Outputs) -> None:
     """Write tables, summary and the timeline of the rank for which the others wait."""
     import pandas as pd
 
-    outputs.write_table("kernels", pd.concat([kernels(one).assign(rank=rank) for rank, one in done.items()]))
+    outputs.write_table("kernels", pd.concat([kernels(result).assign(rank=rank) for rank, result in done.items()]))
     outputs.write_table("collectives", ranks.shared)
     outputs.write_yaml("ranks.yaml", ranks_summary(ranks, done))
     draw(done[ranks.slowest if len(ranks.shared) else next(iter(done))], outputs)

@@ -203,7 +203,9 @@ class Coefficients:
 
     def of_hbm(self, name: str, index: ArrayLike) -> Array:
         """Coefficient of the generations of HBM at indices [B]; [B], or [S, B] over drawn technologies."""
-        return _look_up([self.values[f"memory.generations.{each}.{name}"] for each in self.generations], index)
+        return _look_up(
+            [self.values[f"memory.generations.{generation}.{name}"] for generation in self.generations], index
+        )
 
 
 def _look_up(columns: list[Any], index: ArrayLike) -> Array:
@@ -230,7 +232,7 @@ class Technology(Frozen):
     @property
     def nominal(self) -> Coefficients:
         """The values themselves."""
-        return self._packed({path: each.value for path, each in self.coefficients()})
+        return self._packed({path: coefficient.value for path, coefficient in self.coefficients()})
 
     def sample(self, num_samples: int, *, seed: int) -> Coefficients:
         """Technologies drawn from all intervals at once, independently, by a Latin hypercube; values [S, 1]."""
@@ -240,7 +242,7 @@ class Technology(Frozen):
         quantiles = qmc.LatinHypercube(len(pairs), rng=np.random.default_rng(seed)).random(num_samples)
         quantiles = np.clip(quantiles, 1e-9, 1 - 1e-9)
         columns = zip(pairs, quantiles.T, strict=True)
-        return self._packed({path: each.draw(column)[:, None] for (path, each), column in columns})
+        return self._packed({path: coefficient.draw(column)[:, None] for (path, coefficient), column in columns})
 
     def _packed(self, values: Mapping[str, Any]) -> Coefficients:
         return Coefficients(values, tuple(self.processes), tuple(self.memory.generations))

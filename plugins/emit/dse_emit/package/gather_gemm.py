@@ -84,8 +84,8 @@ def gather_gemm(x: Tensor, w: Tensor, rows: Sequence[int], group: dist.ProcessGr
             target = y[starts[source] + low : starts[source] + high]
             target.add_(block) if CUT == "depth" and source in begun else target.copy_(block)
             begun.add(source)
-    for each in moving.values():
-        each.finish()
+    for piece in moving.values():
+        piece.finish()
     return y
 
 

@@ -82,8 +82,8 @@ def gemm_reduce(x: Tensor, w: Tensor, rows: Sequence[int], group: dist.ProcessGr
                 incoming[source] = part(blocks[source], span).shape
                 sent_at[span, source] = what, order
             moving[what].post(order, outgoing, incoming)
-    for each in moving.values():
-        each.finish()
+    for piece in moving.values():
+        piece.finish()
     return gather_rows(y, rows, group) if PATTERN == "all_reduce" else y
 
 
