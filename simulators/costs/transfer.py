@@ -33,8 +33,8 @@ The library takes no minimum of true times but of its own estimates, with r = n 
 
     6.6 us + 0.6 us s + S / (r ll),    14 us + 1.9 us s + S / (r ll128),    8.4 us + 3.4 us s + S / (r simple)
 
-so that times step where it changes over (2.27 to 2.30, `ncclTopoTuneModel`, `ncclTopoGetAlgoTime`). All-gathers and
-reduce-scatters are rings; an all-reduce is chosen among rings, trees and the switch, which are not told apart here.
+so that times step where it changes over (2.27 to 2.30, `ncclTopoTuneModel`). An all-reduce takes the minimum: rings'
+estimates do worse where the switch adds (B200), and on A100 four GPUs would beat two at 1 to 2 MiB (as they do).
 
 Across nodes chains run inside the nodes and between them, by as many NICs as a node has GPUs in the group, so that
 their rates add up (derived). Where a host calls one collective after another, the GPU whose host is ahead waits in the
