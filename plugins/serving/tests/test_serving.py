@@ -23,7 +23,7 @@ from dse_serving.backend import ServingBackend
 from dse_serving.design import Serving, deployment_of, kernels
 from dse_serving.figures import within_limits
 from dse_serving.fitting import start
-from dse_serving.measured import Predictor, Row, design_tree, fitted_rows, model_name, read_rows, summary
+from dse_serving.measured import Predictor, Row, design_tree, fitted_rows, model_name, read_rows, settings, summary
 from dse_serving.overlaps import PartTimes, times_of
 from dse_serving.results import percentile_interval
 from dse_serving.step_times import EngineKernels, StepTimes, step_parts
@@ -283,6 +283,7 @@ def test_a_fit_names_few_rows_of_every_group(shared: Callable[[str], Path]) -> N
     chosen = fitted_rows(rows)
     assert len(rows) > 1000 and 30 <= len(chosen) <= 40 and max(Counter(row.group for row in chosen).values()) <= 3
     assert fitted_rows(list(reversed(rows))) == chosen
+    assert sorted(row.name for row in chosen) == settings()["fitted"]["rows"]  # where constants are fitted anew
     assert {f"{row.cells['backend']}" for row in chosen} == {"vllm", "sglang", "trtllm"}
     assert model_name("Qwen/Qwen3-235B-A22B-FP8") == "qwen3_235b_a22b" and len(start()) < len(chosen)
 
@@ -346,7 +347,7 @@ def test_rows_of_what_is_not_known_are_left_out_with_the_reason(cells: dict[str,
 @pytest.mark.slow
 def test_measured_points_are_predicted(shared: Callable[[str], Path]) -> None:
     rows = [row for row in read_rows(shared("data")) if not row.apart]
-    fitted = {row.name for row in fitted_rows(rows)}
+    fitted = settings()["fitted"]["rows"]
     points = Predictor().points([row for row in rows[::9] if row.name not in fitted])
     figures = summary(points)
     assert figures["rows"] > 90 and figures["tpot_median"] < 0.1 and figures["ttft_median"] < 0.25
