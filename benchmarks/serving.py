@@ -30,6 +30,7 @@ from dse_serving.measured import (
     frontier_error,
     rank_correlation,
     read_rows,
+    settings,
     summary,
 )
 from dse_serving.reference import Cluster
@@ -46,7 +47,7 @@ def accuracy(folder: Path, *, witness: bool = False) -> dict[str, Any]:
     aiconfigurator as well.
     """
     rows, predictor = read_rows(folder), Predictor()
-    fitted = {row.name for row in fitted_rows(rows)}
+    fitted = {row.name for row in rows}.intersection(settings()["fitted"]["rows"])
     together = predictor.points([row for row in rows if not row.apart])
     apart = predictor.points([row for row in rows if row.apart])
     free = [point for point in together if point.row.name not in fitted]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
-from dse.config.options import load_yaml
+from dse.config.options import list_options, load_yaml
 from dse.errors import ConfigError
 from dse.files import read_csv
 from dse_serving.backend import ServingBackend
@@ -30,7 +30,7 @@ from simulators.workloads.public_models import aliases, public
 from simulators.workloads.stored import weight_format
 
 CONF = Path(__file__).with_name("conf")
-_PARALLEL = {"pp": 1, "cp": 1, "sequence_parallel": False, "collectives": "library", "split_ctas": 0}
+_PARALLEL = {"cp": 1, "sequence_parallel": False, "collectives": "library", "split_ctas": 0}
 _ENGINES = {"replicas": 1, "routing": "fewest_requests"}
 
 
@@ -106,8 +106,13 @@ class Row:
 
     @cached_property
     def degrees(self) -> tuple[int, int]:
-        """GPUs of an engine, and those over which sequences are shared."""
+        """GPUs of a stage of an engine, and those over which sequences are shared."""
         return self._degrees("decode_" if self.apart else "")
+
+    @property
+    def stages(self) -> int:
+        """Stages of the pipeline of an engine."""
+        return round(float(self.cells.get("decode_pp_size" if self.apart else "pp_size") or 1))
 
     def _degrees(self, before: str) -> tuple[int, int]:
         tp, experts, ranks = (
@@ -119,16 +124,16 @@ class Row:
     def tokens_per_s_per_gpu(self, ttft_s: float, tpot_s: float) -> float:
         """Tokens that a GPU generates in a closed loop with these times."""
         output = self.lengths[1]
-        return self.concurrency * output / (ttft_s + (output - 1) * tpot_s) / self.degrees[0]
+        return self.concurrency * output / (ttft_s + (output - 1) * tpot_s) / (self.degrees[0] * self.stages)
 
     def pools(self) -> dict[str, Any]:
         """Engines of its deployment, and all their GPUs."""
         gpus, ranks = self.degrees
         if not self.apart:
-            return {"gpus": gpus, **_ENGINES}
+            return {"gpus": gpus * self.stages, **_ENGINES}
         (prompts, generating), size = self.engines, self._degrees("prefill_")[0]
         numbers = {"replicas": generating, "prefill_replicas": prompts, "prefill_tp": size // ranks}
-        return {**_ENGINES, "gpus": prompts * size + generating * gpus, "apart": True, **numbers}
+        return {**_ENGINES, "gpus": (prompts * size + generating * gpus) * self.stages, "apart": True, **numbers}
 
 
 def read_rows(folder: Path) -> list[Row]:
@@ -166,21 +171,26 @@ def fitted_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def model_name(path: str) -> str:
-    """Name of a public model in the repository, by its path on a hub: that of the settings, or its last part without
-    words for formats and tuning.
+    """Name of a public model in the repository, by its path on a hub: its last part without words for formats and
+    tuning, or what the settings call that.
     """
     plain = re.sub(r"[-_ ]", "_", path.rpartition("/")[2].lower())
     short = re.sub(r"_(instruct|chat|base|fp8|fp4|nvfp4|bf16|v\d[\d.]*|it|hf|2507|0528|thinking)(?=_|$)", "", plain)
     joined = re.sub(r"^(meta_)?llama_", "llama", short)
-    for name in (settings()["models"].get(path, ""), plain, short, joined, re.sub(r"^llama3\.\d", "llama3", joined)):
-        if name in public() or name in aliases():
-            return str(name)
+    for name in (plain, short, joined, re.sub(r"^llama3\.\d", "llama3", joined)):
+        known = str(settings()["models"].get(name, name))
+        if (known := aliases().get(known, known)) in public():
+            return known
     raise KeyError(f"{path} is no public model that is known")
 
 
-def system_name(system: str) -> str:
-    """Name of a system by that of the table: of the settings, or a node of eight of its GPU."""
-    return str(settings()["systems"].get(system, f"{system.removesuffix('_sxm')}_8"))
+def system_name(system: str, gpus: int = 1) -> str:
+    """Name of a system by that of the table: of the settings, or a node of eight of its GPU, with a network for engines
+    of more GPUs.
+    """
+    name = str(settings()["systems"].get(system, f"{system.removesuffix('_sxm')}_8"))
+    several = f"{name}{settings()['across']}"
+    return several if gpus > 8 and several in list_options("system") else name
 
 
 def _options(row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -193,8 +203,8 @@ def _options(row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _is_of(row: Row, kind: Mapping[str, Any]) -> bool:
-    cells = {**row.cells, "dated": row.is_dated}
-    return all(cells[name] == kind[name] for name in ("dated", "backend", "model_path", "precision") if name in kind)
+    cells = {**row.cells, "dated": row.is_dated, "model": model_name(row.cells["model_path"])}
+    return all(cells[name] == kind[name] for name in ("dated", "backend", "model", "precision") if name in kind)
 
 
 def _count(rule: Mapping[str, int], row: Row) -> int:
@@ -210,7 +220,10 @@ def design_tree(row: Row) -> dict[str, Any]:
     names, cells = settings(), row.cells
     gpus, ranks = row.degrees
     model = model_tree(model_name(cells["model_path"]))
-    formats = dict(names["experts"].get(cells["model_path"], names["formats"][cells["precision"]]))
+    kept = next((entry["formats"] for entry in names["kept"] if _is_of(row, entry)), None)
+    if kept is None and cells["precision"] not in names["formats"]:
+        raise KeyError(f"{cells['precision']} is no format that is known")
+    formats = dict(names["formats"][cells["precision"]] if kept is None else kept)
     for part, format_name in formats.pop("stored", {}).items():
         model["stored"] = {part: [{"format": weight_format(format_name).model_dump(), "share": 1.0}]}
     server = server_tree(names["servers"][cells["backend"]])
@@ -220,11 +233,11 @@ def design_tree(row: Row) -> dict[str, Any]:
     lengths = {name: {**kind, "tokens": tokens} for name, tokens in zip(("input", "output"), row.lengths, strict=True)}
     requests = row.concurrency * names["rounds"]
     return {
-        "system": tree_of(system_name(cells["system"])),
+        "system": tree_of(system_name(cells["system"], gpus * row.stages)),
         "model": model,
         "kernels": option_tree("kernels", "vllm"),
         "run": {"precision": "bf16", **formats, **other_formats},
-        "parallel": {**_PARALLEL, "tp": gpus // ranks, "dp": ranks, "ep": ranks},
+        "parallel": {**_PARALLEL, "tp": gpus // ranks, "pp": row.stages, "dp": ranks, "ep": ranks},
         "server": server,
         "engines": row.pools(),
         "traffic": {"concurrency": row.concurrency, "requests": requests, "warm_up": 0, **lengths},
@@ -259,9 +272,12 @@ class Predictor:
         self.refused: dict[str, str] = {}
 
     def design(self, row: Row) -> Serving:
-        """The deployment of a row. Raises ConfigError."""
+        """The deployment of a row. Raises ConfigError, also where it breaks a rule."""
         if row.name not in self._designs:
-            self._designs[row.name] = self._backend.design(design_tree(row))
+            design = self._backend.design(design_tree(row))
+            if problems := self._backend.problems(design):
+                raise ConfigError(problems)
+            self._designs[row.name] = design
         return self._designs[row.name]
 
     def predict(

@@ -18,11 +18,12 @@ from dse.config.compose import request
 from dse.errors import ConfigError
 from dse.files import read_csv
 from dse.results.run_folder import FinishedRun
+from dse.space import get_path
 from dse_serving.backend import ServingBackend
 from dse_serving.design import Serving, deployment_of, kernels
 from dse_serving.figures import within_limits
 from dse_serving.fitting import start
-from dse_serving.measured import Predictor, Row, design_tree, fitted_rows, model_name, read_rows, summary
+from dse_serving.measured import Predictor, Row, design_tree, fitted_rows, model_name, read_rows, settings, summary
 from dse_serving.overlaps import PartTimes, times_of
 from dse_serving.results import percentile_interval
 from dse_serving.step_times import EngineKernels, StepTimes, step_parts
@@ -282,6 +283,7 @@ def test_a_fit_names_few_rows_of_every_group(shared: Callable[[str], Path]) -> N
     chosen = fitted_rows(rows)
     assert len(rows) > 1000 and 30 <= len(chosen) <= 40 and max(Counter(row.group for row in chosen).values()) <= 3
     assert fitted_rows(list(reversed(rows))) == chosen
+    assert sorted(row.name for row in chosen) == settings()["fitted"]["rows"]  # where constants are fitted anew
     assert {f"{row.cells['backend']}" for row in chosen} == {"vllm", "sglang", "trtllm"}
     assert model_name("Qwen/Qwen3-235B-A22B-FP8") == "qwen3_235b_a22b" and len(start()) < len(chosen)
 
@@ -300,17 +302,52 @@ def test_a_fit_names_few_rows_of_every_group(shared: Callable[[str], Path]) -> N
 def test_rows_have_the_options_that_their_benchmark_gave(
     source: str, backend: str, model: str, precision: str, expected: dict[str, Any]
 ) -> None:
-    cells = dict.fromkeys(("moe_ep_size", "attention_dp_size"), "") | {"mode": "agg", "id": "x", "tp_size": "2"}
-    cells |= {"silicon_data_source": f"source_file={source}; silicon_concurrency=8", "isl": "1024", "osl": "512"}
-    cells |= {"backend": backend, "model_path": model, "system": "h100_sxm", "precision": precision}
+    text = f"source_file={source}; silicon_concurrency=8"
+    cells = cells_of(
+        silicon_data_source=text, backend=backend, model_path=model, system="h100_sxm", precision=precision
+    )
     scheduler = design_tree(Row(cells, 0.1, 0.01))["server"]["scheduler"]
     assert {name: scheduler[name] for name in expected} == expected
+
+
+def cells_of(**cells: str) -> dict[str, str]:
+    """Cells of a row of one engine of two GPUs."""
+    plain = dict.fromkeys(("moe_ep_size", "attention_dp_size"), "") | {"mode": "agg", "id": "x", "tp_size": "2"}
+    lengths = {"silicon_data_source": "source_file=x.csv; silicon_concurrency=8", "isl": "1024", "osl": "512"}
+    return plain | lengths | {"backend": "trtllm", "model_path": "a/Llama-3.1-70B", "system": "b200_sxm"} | cells
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        ({"model_path": "nvidia/DeepSeek-R1-0528-FP4-v2", "precision": "fp4"}, {"run.products": "nvfp4"}),
+        ({"model_path": "deepseek-ai/DeepSeek-R1", "precision": "fp8"}, {"run.products": "fp8"}),
+        ({"precision": "fp8", "pp_size": "2"}, {"parallel.pp": 2, "parallel.tp": 2, "engines.gpus": 4}),
+        ({"precision": "fp8", "system": "h100_sxm", "tp_size": "16"}, {"system.name": "h100_8_ndr"}),
+    ],
+)
+def test_cells_of_a_row_are_read(cells: dict[str, str], expected: dict[str, Any]) -> None:
+    tree = design_tree(Row(cells_of(**cells), 0.1, 0.01))
+    assert {path: get_path(tree, path) for path in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({"precision": "fp8", "system": "a100_sxm"}, "has no constants for fp8"),
+        ({"precision": "int8"}, "int8 is no format that is known"),
+        ({"precision": "", "model_path": "a/DeepSeek-R1-Distill-Llama-70B"}, "no public model that is known"),
+    ],
+)
+def test_rows_of_what_is_not_known_are_left_out_with_the_reason(cells: dict[str, str], reason: str) -> None:
+    predictor = Predictor()
+    assert predictor.points([Row(cells_of(**cells), 0.1, 0.01)]) == [] and reason in predictor.refused["x"]
 
 
 @pytest.mark.slow
 def test_measured_points_are_predicted(shared: Callable[[str], Path]) -> None:
     rows = [row for row in read_rows(shared("data")) if not row.apart]
-    fitted = {row.name for row in fitted_rows(rows)}
+    fitted = settings()["fitted"]["rows"]
     points = Predictor().points([row for row in rows[::9] if row.name not in fitted])
     figures = summary(points)
     assert figures["rows"] > 90 and figures["tpot_median"] < 0.1 and figures["ttft_median"] < 0.25
