@@ -190,8 +190,8 @@ def test_stages_of_a_pipeline_share_layers_and_latency() -> None:
 
 
 def test_experts_on_gpus_of_their_own_leave_room_and_keep_no_resource_too_busy() -> None:
-    words = (*MOE, "parallel.dp=4", "engines.gpus=12", "traffic.concurrency=256", "traffic.requests=400")
-    words = (*words, "server.scheduler.sequences=512")
+    traffic = ("traffic.concurrency=256", "traffic.requests=400")
+    words = (*MOE, "parallel.dp=4", "engines.gpus=12", "server.scheduler.sequences=512", *traffic)
     together = design(*MOE, "parallel.dp=8", "parallel.ep=8")
     apart, once = (design(*words, "engines.expert_gpus=8", f"engines.expert_batches={m}") for m in (3, 1))
     pools = [deployment_of(point).pools[0] for point in (together, apart, once)]
