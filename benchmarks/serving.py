@@ -49,18 +49,20 @@ def accuracy(folder: Path, *, witness: bool = False) -> dict[str, Any]:
     rows, predictor = read_rows(folder), Predictor()
     fitted = {row.name for row in rows}.intersection(settings()["fitted"]["rows"])
     together = predictor.points([row for row in rows if not row.apart])
-    apart = predictor.points([row for row in rows if row.apart])
+    apart = [row for row in rows if row.apart]
+    known = predictor.points([row for row in apart if row.run is not None])
     free = [point for point in together if point.row.name not in fitted]
     total = summary(free)
     figures: dict[str, Any] = {name: total[name] for name in ("tpot_median", "tpot_p90", "ttft_median")}
     figures |= {"spearman_median": rank_correlation(together), "frontier_error": frontier_error(together)}
-    figures |= {"disagg_tpot_median": summary(apart).get("tpot_median"), "rows": total["rows"], "fitted": len(fitted)}
+    figures |= {"disagg_tpot_median": summary(known).get("tpot_median"), "rows": total["rows"], "fitted": len(fitted)}
     figures |= {f"by_{name}": _by(free, column) for name, column in _BY.items()}
     if witness:
         figures["witness"] = ask([point.row for point in free]).beside(free)
-    silent = sum(not point.row.names_engines for point in apart)
-    reason = f"{silent} of {len(apart)} rows do not say how many engines they had; one of each is taken"
-    return figures | {"disagg": {**summary(apart), "reason": reason}, "refused": predictor.refused}
+    several, none = sum(len(row.runs) > 1 for row in apart), sum(not row.runs for row in apart)
+    reason = f"of {len(apart)} rows, {several} may be of several runs of their benchmark, and {none} of no listed one: "
+    reason += "their engines are not known, and they are not counted"
+    return figures | {"disagg": {**summary(known), "reason": reason}, "refused": predictor.refused}
 
 
 def _by(points: Sequence[Point], column: str) -> dict[str, dict[str, float]]:

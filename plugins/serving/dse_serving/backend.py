@@ -28,6 +28,7 @@ _CONDITIONS: Mapping[str, Mapping[str, Any]] = {
     "engines.prefill_tp": _APART,
     "engines.beside": _APART,
     "traffic.concurrency": {"traffic.arrivals": "closed"},
+    "server.scheduler.gathered": {"server.scheduler.policy": "mixed"},
 }
 """Knob -> values with which it counts."""
 _KNOWN = 512
@@ -37,7 +38,7 @@ _LOGGED = 4000  # steps of a timeline
 class ServingBackend(Backend):
     """Deployments of models, under traffic."""
 
-    version = "4"
+    version = "5"
     metrics: Mapping[str, Metric] = METRICS
 
     def __init__(self) -> None:

@@ -17,11 +17,11 @@ MOMENTS = 7
 TOKENS, SEQUENCES, BLOCK, TOTAL, PREFILL_FIRST, CHUNKED, RESERVED, KEPT_FREE, ROLE, DRAFTS, RANKS, ROUTING, STAGES = (
     range(13)
 )
-UNIT = 13
+UNIT, GATHERED = 13, 14
 """Integers of a pool of engines. RESERVED: thousandths of the output whose blocks are taken at admission. RANKS: GPUs
 or groups of them that share sequences (data-parallel attention). ROUTING: how requests are given to engines. STAGES:
 of a pipeline, which has as many batches under way, each with sequences and pages of its own. UNIT: tokens of a block of
-a prompt.
+a prompt. GATHERED: most steps in which prompts wait until each rank has one.
 """
 (
     HOST,
@@ -48,12 +48,12 @@ kernel attends for prompts and for sequences that generate; PROMPTS_DRAW, GENERA
 rate and of the CUs.
 """
 FREE, HEAD, TAIL, WAITING, RUNNING, STEPS, SENDING, LAST_SENDING, LEAST_FREE, OUTSTANDING = range(10)
-IDLE, OLDEST, NEWEST = range(10, 13)
+IDLE, OLDEST, NEWEST, HELD = range(10, 14)
 """Integers of an engine: free pages, its queue, sequences it has, steps so far, transfers under way, requests and
 tokens that it was given and has not finished. IDLE: free pages with blocks of prompts that nobody uses, from the OLDEST
-to the NEWEST one.
+to the NEWEST one. HELD: steps in which its prompts have waited for others.
 """
-OF_ENGINE = 13
+OF_ENGINE = 14
 USERS, OLDER, NEWER = range(3)
 """Integers of a block of prompts on an engine: requests that refer to it, -1 where the engine does not have it; its
 neighbours among those without users.

@@ -13,7 +13,7 @@ import math
 from typing import Any, NamedTuple
 
 import dse_serving.columns as at
-from dse_serving import pages
+from dse_serving import durations, pages
 from simulators.compiled import flat_over, inline_never
 
 NOBODY = -1
@@ -23,7 +23,7 @@ class State(NamedTuple):
     """Arrays of a deployment; columns as `dse_serving.columns` has them.
 
     requests, moments [n, ...], engine [E, ...], running [E, sequences]; contents [...]: blocks of all prompts,
-    resident [E, blocks, ...]: those that each engine has; of pools: limits, rates [2, ...], linear [2, 2,
+    resident [E, blocks, ...]: those that each engine has; of pools: limits, rates [2, ...], linear, experts [2, 2,
     tokens] (steps with prompts; without), head [2, sequences], decode [2, 2, sequences, contexts], prompt [2, lengths]:
     `dse_serving.step_times`; ends, sending [E]: of the step and of the last transfer [s]; lanes [E, 2]: of a pipeline,
     kept by its first batch: when its first stage is free, and its last one [s]; turns [E]; sums [E, 2]: time of steps
@@ -39,6 +39,7 @@ class State(NamedTuple):
     limits: Any
     rates: Any
     linear: Any
+    experts: Any
     head: Any
     decode: Any
     prompt: Any
@@ -48,39 +49,6 @@ class State(NamedTuple):
     turns: Any
     sums: Any
     log: Any
-
-
-@inline_never
-def decode_seconds(table: Any, pool: int, kind: int, sequences: int, context: float) -> float:
-    """Attention of `sequences` with `context` tokens each on average [s]; kind: of steps with prompts (0), without."""
-    knot = 0
-    while knot + 2 < table.shape[3] and context >= 2.0 ** (knot + 1):
-        knot += 1
-    low = 2.0**knot
-    place = (context - low) / low
-    below, above = table[pool, kind, sequences, knot], table[pool, kind, sequences, knot + 1]
-    return float(below + place * (above - below))
-
-
-@inline_never
-def prompt_seconds(table: Any, pool: int, tokens: int) -> float:
-    """Attention of a whole prompt of `tokens` [s], from its time a token at tabled lengths."""
-    if tokens <= 0:
-        return 0.0
-    mantissa, exponent = math.frexp(float(tokens))
-    place = (exponent - 1) * at.PER_OCTAVE + (2.0 * mantissa - 1.0) * at.PER_OCTAVE
-    knot = min(int(place), table.shape[1] - 2)
-    share = place - knot
-    return float(tokens * (table[pool, knot] + share * (table[pool, knot + 1] - table[pool, knot])))
-
-
-@inline_never
-def both_attend(rates: Any, pool: int, generating: float, prompts: float) -> float:
-    """Attention of sequences that generate and of prompts [s], one after the other or in one kernel."""
-    if rates[pool, at.BESIDE_PROMPTS] == 0.0:
-        return generating + prompts
-    moved, computed = rates[pool, at.PROMPTS_DRAW], rates[pool, at.GENERATING_TAKES]
-    return float(max(generating + moved * prompts, prompts + computed * generating))
 
 
 @inline_never
@@ -235,6 +203,19 @@ def prefill(state: State, e: int, pool: int, now: float, budget: int) -> int:
 
 
 @inline_never
+def holds_prompts(state: State, e: int, pool: int) -> bool:
+    """Tell whether prompts that wait are too few for all ranks, and have not waited too long; count the steps."""
+    ranks, waiting = state.limits[pool, at.RANKS], state.engine[e, at.WAITING]
+    holds = 0 < waiting < ranks and state.engine[e, at.HELD] < state.limits[pool, at.GATHERED]
+    holds = holds and state.engine[e, at.RUNNING] >= ranks
+    for place in range(state.engine[e, at.RUNNING]):
+        request = state.running[e, place]
+        holds = holds and state.requests[request, at.CACHED] >= state.requests[request, at.TARGET]
+    state.engine[e, at.HELD] = state.engine[e, at.HELD] + 1 if holds else 0
+    return bool(holds)
+
+
+@inline_never
 def begin(state: State, e: int, pool: int, now: float) -> int:
     """Choose what the next step of an idle engine computes. Returns how many sequences have a part in it."""
     for place in range(state.engine[e, at.RUNNING]):
@@ -245,43 +226,15 @@ def begin(state: State, e: int, pool: int, now: float) -> int:
             return int(count)
         count = generate(state, e, pool)
         return int(count if count >= 0 else -1 - count)
+    held = holds_prompts(state, e, pool)
     count = generate(state, e, pool)
     several = count if count >= 0 else -1 - count
+    if held:
+        return int(several)
     budget = max(0, state.limits[pool, at.TOKENS] - several * (1 + state.limits[pool, at.DRAFTS]))
     if count < 0:  # pages are short: nobody enters
         budget = -1 - budget
     return int(several + prefill(state, e, pool, now, budget))
-
-
-@inline_never
-def step_seconds(state: State, e: int, pool: int) -> float:
-    """Time of a step of the sequences that have a part in it [s]."""
-    prompts, tokens, sequences, context, scores = 0, 0, 0, 0, 0.0
-    for place in range(state.engine[e, at.RUNNING]):
-        request = state.running[e, place]
-        chunk = state.requests[request, at.CHUNK]
-        if chunk == 0:
-            sequences += 1
-            context += state.requests[request, at.CACHED]
-        elif chunk > 0:
-            cached = state.requests[request, at.CACHED]
-            scores += prompt_seconds(state.prompt, pool, cached + chunk) - prompt_seconds(state.prompt, pool, cached)
-            tokens += chunk
-            prompts += 1
-    ranks, drafts = state.limits[pool, at.RANKS], state.limits[pool, at.DRAFTS]
-    per_rank = (sequences + ranks - 1) // ranks
-    row = min((sequences * (1 + drafts) + tokens + ranks - 1) // ranks, state.linear.shape[2] - 1)
-    kind = 1 if prompts == 0 else 0
-    seconds = state.linear[pool, kind, row] + state.head[pool, (sequences + prompts + ranks - 1) // ranks]
-    attention = 0.0
-    if sequences > 0:
-        attention = decode_seconds(state.decode, pool, kind, per_rank, max(1.0, context / sequences))
-        seconds += drafts * state.rates[pool, at.DRAFT]
-    seconds += both_attend(state.rates, pool, attention, scores / ranks)
-    if prompts > 0:
-        seconds = max(seconds, state.rates[pool, at.LAUNCHED])
-    host = state.rates[pool, at.HOST] + state.rates[pool, at.HOST_SEQUENCE] * (sequences + prompts)
-    return float(max(seconds, host) if state.rates[pool, at.OVERLAPPED] > 0.0 else seconds + host)
 
 
 @inline_never
@@ -460,13 +413,13 @@ def begin_steps(state: State, split: int, now: float, steps: int) -> int:
         if state.ends[e] == math.inf and begin(state, e, pool, now) > 0:
             stages, begun = state.limits[pool, at.STAGES], 0 if e < split else split
             first = e - (e - begun) % stages
-            state.ends[e] = now + delay_of_step(state.lanes, first, stages, step_seconds(state, e, pool), now)
+            state.ends[e] = now + delay_of_step(state.lanes, first, stages, durations.step_seconds(state, e, pool), now)
             write_step(state, e, pool, now, steps)
             steps += 1
     return steps
 
 
-@flat_over(pages)
+@flat_over(pages, durations)
 def serve(state: State, arrivals: int, split: int, seed: int) -> int:
     """Serve all requests; the first `arrivals` come by their times, each other one when one before it is finished.
 

@@ -37,10 +37,13 @@ class Scheduler(Frozen):
 
     host_s, host_sequence_s: time of the host for a step, and more for each sequence, hidden behind the GPU where
     `overlapped`. launch_s: of the host for a kernel of a step with prompts, which no graph replays. request_s: of the
-    front end for a request, one after the other; latency_s: of its way there, which holds up no other. drafts,
-    acceptance: tokens that are drafted for each one, and the chance of each that it is accepted after the one before;
-    draft_share: time of a draft over that of a step with one token. attention: of prompts after that of sequences that
-    generate, or beside it in one kernel (POD-Attention, arXiv:2410.18038).
+    front end for a request, one after the other; latency_s: of its way there, which holds up no other. dispatch_s: of a
+    layer of experts, for kernels that sort tokens by expert and quantise them, which the step model does not have.
+    drafts, acceptance: tokens that are drafted for each one, and the chance of each that it is accepted after the one
+    before; draft_share: time of a draft over that of a step with one token. attention: of prompts after that of
+    sequences that generate, or beside it in one kernel (POD-Attention, arXiv:2410.18038). gathered: most steps in which
+    prompts wait until each rank of data-parallel attention has one, while each has a sequence that generates
+    (TensorRT-LLM's attention_dp_config, timeout_iters).
     """
 
     name: str = ""
@@ -60,10 +63,12 @@ class Scheduler(Frozen):
     launch_s: Seconds = 0.0
     request_s: Seconds = 0.0
     latency_s: Seconds = 0.0
+    dispatch_s: Seconds = 0.0
     drafts: Annotated[Integer, Field(ge=0, le=64)] = 0
     acceptance: Share = 0.0
     draft_share: Share = 0.05
     attention: Literal["after", "beside"] = "after"
+    gathered: Annotated[Integer, Field(ge=0, le=2**20)] = 0
 
 
 @dataclass(frozen=True)
@@ -136,7 +141,7 @@ class Deployment:
             *(plan.tokens * (pool.ranks if first else 1), sequences, plan.block, blocks, int(first)),
             *(int(plan.chunked), round(1000 * plan.reserved) if role != at.PREFILL else 0),
             *(int(plan.kept_free * blocks), role, drafts, pool.ranks, int(self.routing == "fewest_requests")),
-            *(pool.stages, 0),
+            *(pool.stages, 0, plan.gathered if role == at.BOTH else 0),
         ]
 
     def rates(self) -> Floats:
@@ -149,7 +154,7 @@ class Deployment:
         token = pool.times.token_bytes * pool.gpus / moved.bytes_per_s
         return [
             *(plan.host_s, plan.host_sequence_s, float(plan.overlapped), plan.launch_s * pool.times.kernels),
-            *(plan.acceptance, plan.draft_share * float(pool.times.linear[1, 1])),
+            *(plan.acceptance, plan.draft_share * pool.times.single_s),
             *(token, moved.latency_s, float(moved.beside), 1.0 / moved.layers, plan.request_s, plan.latency_s),
             *(float(plan.attention == "beside"), *pool.times.shares),
         ]
@@ -172,7 +177,8 @@ class Deployment:
         engine[:, at.FREE] = engine[:, at.LEAST_FREE] = limits[pools, at.TOTAL]
         engine[:, [at.SENDING, at.OLDEST, at.NEWEST]] = NOBODY
         running = np.zeros((engines, int(limits[:, at.SEQUENCES].max())), np.int64)
-        linear, head, decode, prompt = (self._stack(name) for name in ("linear", "head", "decode", "prompt"))
+        names = ("linear", "experts", "head", "decode", "prompt")
+        linear, experts, head, decode, prompt = (self._stack(name) for name in names)
         ends, sending, lanes = np.full(engines, np.inf), np.zeros(engines), np.zeros((engines, 2))
         turns, sums = np.zeros(engines, np.int64), np.zeros((engines, 2))
         log = np.zeros((logged, at.LOGGED))
@@ -186,6 +192,7 @@ class Deployment:
             limits,
             self.rates(),
             linear,
+            experts,
             head,
             decode,
             prompt,

@@ -16,7 +16,7 @@ from dse.errors import ConfigError, Problem
 from dse.values import Frozen, Memo
 from dse.values.units import BytesPerSecond, Integer, Number, Seconds
 from dse_serving.deployment import Deployment, Policy, Pool, Scheduler, Transfer
-from dse_serving.overlaps import OVERLAPS, Overlap, PartTimes, Table, knobs_of, lacks, times_of
+from dse_serving.overlaps import OVERLAPS, Overlap, PartTimes, Table, knobs_of, lacks, times_of, with_experts_apart
 from dse_serving.step_times import EngineKernels, Speeds, StepParts, StepTimes, memory_of, step_parts
 from dse_serving.traffic import TrafficSpec
 from simulators.hardware.parts import SourcedValue
@@ -185,14 +185,17 @@ def _overlap_rules(design: Serving) -> Iterator[Problem]:
             yield Problem(other, rule, way_out=way)
 
 
-def deployment_of(design: Serving, speeds: EngineKernels | None = None) -> Deployment:
+def deployment_of(design: Serving, speeds: EngineKernels | None = None, prompts: Serving | None = None) -> Deployment:
     """The deployment of a design: its pools with the times of their steps. speeds: None for the kernels of `conf`.
+    prompts: a design whose engines compute all prompts; None for those that the design has apart, or none.
 
     Raises ConfigError for experts that do not fit on GPUs of their own.
     """
     engines, speeds = design.engines, speeds or kernels().of(*formats(design))
     pools = [_pool(design, design.replicas, speeds)]
-    if engines.apart:
+    if prompts is not None:
+        pools.insert(0, _pool(prompts, prompts.replicas, speeds))
+    elif engines.apart:
         changes = {
             "parallel": _with_tp(design.parallel, int(engines.prefill_tp or design.parallel.tp)),
             "engines": engines.model_copy(update={"expert_gpus": 0}),
@@ -218,12 +221,14 @@ def _pool(design: Serving, count: int, speeds: EngineKernels) -> Pool:
     step = StepDesign.model_construct(
         **{name: getattr(design, name) for name in StepDesign.model_fields if name != "parallel"}, parallel=parallel
     )
+    speeds = speeds.model_copy(update={"dispatch_s": plan.dispatch_s})
     waited, gpus = PartTimes(_parts(step, plan), speeds), int(design.engines.expert_gpus)
     if gpus:
         times = _times_apart(design, step, waited)
     else:
         tables: dict[str, Table] = {name: _table(step, plan, name, waited) for name in _overlaps(design, step)}
         times = times_of(tables, waited, plan.graphs)
+        times = with_experts_apart(times, waited, plan.graphs) if dp > 1 else times
     return Pool(count, plan, times, int(parallel.tp) * dp * pp + gpus, dp, pp)
 
 

@@ -17,7 +17,7 @@ from dse_serving.design import ServingKernels, kernels
 from dse_serving.measured import Predictor, Row, settings
 
 Floats = NDArray[np.float64]
-_TIMES = ("host_s", "host_sequence_s", "launch_s", "request_s", "latency_s")
+_TIMES = ("host_s", "host_sequence_s", "launch_s", "request_s", "latency_s", "dispatch_s")
 _FIRST, _PULL, _LOSS = 0.2, 0.05, 0.05
 
 
@@ -33,10 +33,14 @@ def start() -> dict[str, float]:
     software = {
         f"{name}.{time}": float(begin[name][time]) for name in settings()["servers"].values() for time in _TIMES
     }
-    return {**speeds, "sum_s": float(begin["sum_s"]), "peer_s": float(begin["peer_s"]), **software}
+    return {
+        **speeds,
+        **{name: float(begin[name]) for name in ("sum_s", "peer_s", "acceptance")},
+        **software,
+    }
 
 
-def fit(rows: Sequence[Row], evaluations: int = 8) -> dict[str, float]:
+def fit(rows: Sequence[Row], evaluations: int = 12) -> dict[str, float]:
     """Constants by path that fit rows best, after so many evaluations of the slopes, and the sum of the losses."""
     begin, fitter = start(), _Fit(rows)
     names = list(begin)
@@ -70,7 +74,8 @@ class _Fit:
         software, later, first = _with_speeds(values), [], []
         for row in self._rows:
             server = settings()["servers"][row.cells["backend"]]
-            point = self._predictor.predict(row, {name: values[f"{server}.{name}"] for name in _TIMES}, software)
+            changes = {name: values[f"{server}.{name}"] for name in _TIMES} | {"acceptance": values["acceptance"]}
+            point = self._predictor.predict(row, changes, software)
             later.append(0.0 if point is None else np.log1p(point.tpot_error))
             first.append(0.0 if point is None else _FIRST * np.log1p(point.ttft_error))
         return np.array([*later, *first])
@@ -82,6 +87,6 @@ def _with_speeds(values: Mapping[str, float]) -> ServingKernels:
         part, *names = path.split(".")
         if part in ("dense", "experts"):
             tree[part][names[0]][names[1]] = value
-        elif not names:
+        elif part in tree:
             tree[part] = value
     return ServingKernels.model_validate(tree)

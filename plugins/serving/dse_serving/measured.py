@@ -2,14 +2,15 @@
 
 A row is a closed loop on engines of one kind: mean time to the first token, and of each later one, over all requests.
 The number of GPUs of a row with expert parallelism is that of its experts: some sources multiply degrees of attention
-and experts. Of disaggregated rows that do not say how many engines they had, one of each is taken.
+and experts. Engines of disaggregated rows are those of its benchmark's lists (`dse_serving.disaggregated`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ from dse.errors import ConfigError
 from dse.files import read_csv
 from dse_serving.backend import ServingBackend
 from dse_serving.design import DATA, Serving, ServingKernels, deployment_of, formats
+from dse_serving.disaggregated import EngineRun, EnginesOfRole, runs_of
 from dse_serving.run import run
 from simulators.hardware.machine import tree_of
 from simulators.workloads.model_zoo import model_tree, option_tree
@@ -31,6 +33,7 @@ from simulators.workloads.stored import weight_format
 
 CONF = Path(__file__).with_name("conf")
 _PARALLEL = {"cp": 1, "sequence_parallel": False, "collectives": "library", "split_ctas": 0}
+_KIND = ("dated", "measured", "requests", "shared", "mode", "backend", "system", "model", "precision", "isl")
 _ENGINES = {"replicas": 1, "routing": "fewest_requests"}
 
 
@@ -81,23 +84,34 @@ class Row:
         return self.source.startswith("20")
 
     @property
+    def day(self) -> str:
+        """The day of its measurement, as in 2026-01-14; empty where it does not say."""
+        return self.cells["silicon_data_source"].partition("measured=")[2][:10]
+
+    @property
     def concurrency(self) -> int:
         """Requests under way."""
         match = re.search(r"silicon_concurrency=(\d+)", self.cells["silicon_data_source"])
         if self.apart and not match:
-            return round(float(self.cells["decode_batch_size"])) * self.engines[1]
+            return round(float(self.cells["decode_batch_size"]) * float(self.cells.get("decode_num_workers") or 1))
         return int(match[1]) if match else round(float(self.cells["batch_size"]))
 
-    @property
-    def engines(self) -> tuple[int, int]:
-        """Engines of prompts, and engines that generate, of a disaggregated row; 1 where it does not say."""
-        numbers = [self.cells.get(f"{role}_num_workers") for role in ("prefill", "decode")]
-        return round(float(numbers[0] or 1)), round(float(numbers[1] or 1))
+    @cached_property
+    def runs(self) -> tuple[EngineRun, ...]:
+        """Runs that a disaggregated row may be of; more than one where the lists do not tell them apart."""
+        listed = runs_of(self.cells, self.concurrency)
+        if listed or not all(self.cells.get(f"{role}_num_workers") for role in ("prefill", "decode")):
+            return listed
+        return (EngineRun(self._engines("prefill"), self._engines("decode")),)
+
+    def _engines(self, role: str) -> EnginesOfRole:
+        gpus, ranks = self._degrees(f"{role}_")
+        return EnginesOfRole(round(float(self.cells[f"{role}_num_workers"])), gpus, gpus, ranks > 1)
 
     @property
-    def names_engines(self) -> bool:
-        """Tell whether it says how many engines it had."""
-        return all(self.cells.get(f"{role}_num_workers") for role in ("prefill", "decode"))
+    def run(self) -> EngineRun | None:
+        """The run of a disaggregated row; None where the lists do not have it, or several."""
+        return self.runs[0] if len(self.runs) == 1 else None
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -107,6 +121,8 @@ class Row:
     @cached_property
     def degrees(self) -> tuple[int, int]:
         """GPUs of a stage of an engine, and those over which sequences are shared."""
+        if self.apart and self.run is not None:
+            return self.run.generating.gpus, self.run.generating.ranks
         return self._degrees("decode_" if self.apart else "")
 
     @property
@@ -119,21 +135,13 @@ class Row:
             round(float(self.cells[f"{before}{name}_size"] or 0)) for name in ("tp", "moe_ep", "attention_dp")
         )
         gpus = experts if experts > 1 else max(tp, 1)
-        return gpus, gpus if ranks > 1 else 1
+        shared = ranks > 1 or any(_is_of(self, kind) for kind in settings()["shared"])
+        return gpus, gpus if shared else 1
 
     def tokens_per_s_per_gpu(self, ttft_s: float, tpot_s: float) -> float:
         """Tokens that a GPU generates in a closed loop with these times."""
         output = self.lengths[1]
         return self.concurrency * output / (ttft_s + (output - 1) * tpot_s) / (self.degrees[0] * self.stages)
-
-    def pools(self) -> dict[str, Any]:
-        """Engines of its deployment, and all their GPUs."""
-        gpus, ranks = self.degrees
-        if not self.apart:
-            return {"gpus": gpus * self.stages, **_ENGINES}
-        (prompts, generating), size = self.engines, self._degrees("prefill_")[0]
-        numbers = {"replicas": generating, "prefill_replicas": prompts, "prefill_tp": size // ranks}
-        return {**_ENGINES, "gpus": (prompts * size + generating * gpus) * self.stages, "apart": True, **numbers}
 
 
 def read_rows(folder: Path) -> list[Row]:
@@ -147,27 +155,35 @@ def read_rows(folder: Path) -> list[Row]:
 
 
 def fitted_rows(rows: Sequence[Row]) -> list[Row]:
-    """The rows that constants are fitted to: of each group, in the order of the SHA-256 of their ids, the first of each
-    number of GPUs and of prompts up to and beyond `long` tokens, of which one of each length first, and no more than
-    `of_group` of a group and `most` in all.
+    """The rows that constants are fitted to: of each group and number of drafts, in the order of the SHA-256 of their
+    ids, the first of each number of GPUs and of prompts up to and beyond `long` tokens, of which one of each length
+    first, and no more than `of_group` of a group and `most` in all.
     """
     rule = settings()["fitted"]
     able = [row for row in rows if not row.apart and row.degrees[1] == 1 and row.source not in rule["without"]]
-    ordered = sorted(able, key=lambda row: hashlib.sha256(row.name.encode()).hexdigest())
     kinds: dict[tuple[Any, ...], Row] = {}
-    for row in ordered:
-        kinds.setdefault((row.group, row.degrees[0], row.lengths[0] > rule["long"]), row)
+    for row in sorted(able, key=_hash):
+        kinds.setdefault((fit_group(row), row.degrees[0], row.lengths[0] > rule["long"]), row)
     turns: dict[tuple[Any, ...], int] = {}
     listed = []
     for (group, _, is_long), row in kinds.items():
         turn = turns[group, is_long] = turns.get((group, is_long), -1) + 1
-        listed.append((turn, hashlib.sha256(row.name.encode()).hexdigest(), row))
-    chosen, counts = list[Row](), dict[tuple[str, ...], int]()
-    for _, _, row in sorted(listed, key=lambda entry: entry[:2]):
-        counts[row.group] = counts.get(row.group, 0) + 1
-        if counts[row.group] <= rule["of_group"]:
+        listed.append((turn, _hash(row), group, row))
+    chosen, counts = list[Row](), dict[tuple[Any, ...], int]()
+    for _, _, group, row in sorted(listed, key=lambda entry: entry[:2]):
+        counts[group] = counts.get(group, 0) + 1
+        if counts[group] <= rule["of_group"]:
             chosen.append(row)
     return chosen[: rule["most"]]
+
+
+def _hash(row: Row) -> str:
+    return hashlib.sha256(row.name.encode()).hexdigest()
+
+
+def fit_group(row: Row) -> tuple[Any, ...]:
+    """Its group, and how many tokens it drafts: rows with drafts are no measurement of the same software without."""
+    return *row.group, _options(row)[0].get("drafts", 0)
 
 
 def model_name(path: str) -> str:
@@ -199,35 +215,40 @@ def _options(row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
     counts = {name: _count(entry[name], row) for name in ("tokens", "sequences") if name in entry}
     if any(_is_of(row, kind) for kind in settings()["held"]):
         counts["sequences"] = max(1, counts["sequences"] - 1)
-    return {**entry.get("scheduler", {}), **counts}, entry.get("formats", {})
+    drafted = {"acceptance": settings()["acceptance"]} if entry.get("scheduler", {}).get("drafts") else {}
+    return {**entry.get("scheduler", {}), **counts, **drafted}, entry.get("formats", {})
 
 
 def _is_of(row: Row, kind: Mapping[str, Any]) -> bool:
-    cells = {**row.cells, "dated": row.is_dated, "model": model_name(row.cells["model_path"])}
-    return all(cells[name] == kind[name] for name in ("dated", "backend", "model", "precision") if name in kind)
+    told: dict[str, Callable[[], Any]] = {
+        "dated": lambda: row.is_dated,
+        "measured": lambda: row.day,
+        "model": lambda: model_name(row.cells["model_path"]),
+        "requests": lambda: row.concurrency,
+        "shared": lambda: row.degrees[1] > 1,
+    }
+    return all((told[name]() if name in told else row.cells[name]) == kind[name] for name in _KIND if name in kind)
 
 
-def _count(rule: Mapping[str, int], row: Row) -> int:
+def _count(rule: Mapping[str, float], row: Row) -> int:
     """Tokens or sequences of a step by a rule of the settings."""
     sizes = {"input": row.lengths[0], "output": row.lengths[1], "request": row.concurrency, "more": 1}
-    count = sum(rule.get(name, 0) * size for name, size in sizes.items())
-    ranks = row.degrees[1] if rule.get("each_rank") else 1
-    return ranks * -(-count // rule.get("multiple", 1)) * rule.get("multiple", 1)
+    count = math.ceil(sum(rule.get(name, 0) * size for name, size in sizes.items()))
+    ranks, multiple = row.degrees[1] if rule.get("each_rank") else 1, int(rule.get("multiple", 1))
+    return ranks * -(-count // multiple) * multiple
 
 
-def design_tree(row: Row) -> dict[str, Any]:
-    """Tree of the deployment of a row."""
+def design_tree(row: Row, run: EngineRun | None = None, role: str = "") -> dict[str, Any]:
+    """Tree of the deployment of a row; of a disaggregated row, of its engines of one role: prefill, or decode."""
     names, cells = settings(), row.cells
-    gpus, ranks = row.degrees
-    model = model_tree(model_name(cells["model_path"]))
-    kept = next((entry["formats"] for entry in names["kept"] if _is_of(row, entry)), None)
-    if kept is None and cells["precision"] not in names["formats"]:
-        raise KeyError(f"{cells['precision']} is no format that is known")
-    formats = dict(names["formats"][cells["precision"]] if kept is None else kept)
-    for part, format_name in formats.pop("stored", {}).items():
-        model["stored"] = {part: [{"format": weight_format(format_name).model_dump(), "share": 1.0}]}
+    engines = None if run is None else run.prompts if role == "prefill" else run.generating
+    gpus, ranks = row.degrees if engines is None else (engines.gpus, engines.ranks)
+    workers = 1 if engines is None else engines.workers
+    model, formats = _model(row)
     server = server_tree(names["servers"][cells["backend"]])
     scheduler, other_formats = _options(row)
+    if run is not None:
+        scheduler |= _options_apart(row, run, role)
     server = {**server, "scheduler": {**server["scheduler"], **scheduler}}
     kind = {"kind": "uniform", "low": names["low"]} if row.is_dated else {"kind": "fixed"}
     lengths = {name: {**kind, "tokens": tokens} for name, tokens in zip(("input", "output"), row.lengths, strict=True)}
@@ -239,10 +260,34 @@ def design_tree(row: Row) -> dict[str, Any]:
         "run": {"precision": "bf16", **formats, **other_formats},
         "parallel": {**_PARALLEL, "tp": gpus // ranks, "pp": row.stages, "dp": ranks, "ep": ranks},
         "server": server,
-        "engines": row.pools(),
+        "engines": {**_ENGINES, "replicas": workers, "gpus": workers * gpus * row.stages},
         "traffic": {"concurrency": row.concurrency, "requests": requests, "warm_up": 0, **lengths},
         "slo": {},
     }
+
+
+def _model(row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Tree of the model of a row, and formats of its run."""
+    names, precision = settings(), row.cells["precision"]
+    model = model_tree(model_name(row.cells["model_path"]))
+    kept = next((entry["formats"] for entry in names["kept"] if _is_of(row, entry)), None)
+    if kept is None and precision not in names["formats"]:
+        raise KeyError(f"{precision} is no format that is known")
+    formats = dict(names["formats"][precision] if kept is None else kept)
+    for part, format_name in formats.pop("stored", {}).items():
+        model["stored"] = {part: [{"format": weight_format(format_name).model_dump(), "share": 1.0}]}
+    return model, formats
+
+
+def _options_apart(row: Row, run: EngineRun, role: str) -> dict[str, Any]:
+    """Options of the scheduler of engines of one role."""
+    if role == "prefill":
+        entry: Mapping[str, Any] = next((entry for entry in settings()["prompts"] if _is_of(row, entry)), {})
+        times = {"tokens": run.prompts.ranks, "sequences": 1}
+        return {name: entry[name] * factor for name, factor in times.items() if name in entry}
+    drafted = {"drafts": run.drafts, "acceptance": settings()["acceptance"] if run.drafts else 0.0}
+    sequences = {"sequences": run.sequences} if run.sequences else {}
+    return {**drafted, **sequences, "chunked": True}
 
 
 @dataclass(frozen=True)
@@ -268,16 +313,24 @@ class Predictor:
     """Predictions of rows; designs are kept, so that their tables are computed once."""
 
     def __init__(self) -> None:
-        self._backend, self._designs = ServingBackend(), dict[str, Serving]()
+        self._backend, self._designs = ServingBackend(), dict[str, tuple[Serving, ...]]()
         self.refused: dict[str, str] = {}
 
-    def design(self, row: Row) -> Serving:
-        """The deployment of a row. Raises ConfigError, also where it breaks a rule."""
+    def designs(self, row: Row) -> tuple[Serving, ...]:
+        """The deployment of a row; of engines of prompts, and of those that generate, where they are apart.
+
+        Raises ConfigError, also where it breaks a rule, and KeyError for engines that are not known.
+        """
         if row.name not in self._designs:
-            design = self._backend.design(design_tree(row))
-            if problems := self._backend.problems(design):
+            if row.apart and row.run is None:
+                raise KeyError(f"engines are one of {len(row.runs)} runs of its benchmark's lists")
+            trees = (
+                [design_tree(row, row.run, role) for role in ("prefill", "decode")] if row.apart else [design_tree(row)]
+            )
+            designs = tuple(self._backend.design(tree) for tree in trees)
+            if problems := [problem for design in designs for problem in self._backend.problems(design)]:
                 raise ConfigError(problems)
-            self._designs[row.name] = design
+            self._designs[row.name] = designs
         return self._designs[row.name]
 
     def predict(
@@ -288,12 +341,9 @@ class Predictor:
         changes: of its scheduler; software: kernels in place of those of conf.
         """
         try:
-            design = self.design(row)
-            scheduler = design.server.scheduler.model_copy(update=dict(changes or {}))
-            server = design.server.model_copy(update={"scheduler": scheduler})
-            speeds = None if software is None else software.of(*formats(design))
-            deployment = deployment_of(design.model_copy(update={"server": server}), speeds)
-            served = run(deployment, design.traffic.draw())
+            designs = [_with_scheduler(design, changes or {}) for design in self.designs(row)]
+            speeds = None if software is None else software.of(*formats(designs[0]))
+            served = run(deployment_of(designs[-1], speeds, *designs[:-1]), designs[-1].traffic.draw())
         except (ConfigError, KeyError) as error:
             self.refused[row.name] = str(error)
             return None
@@ -302,6 +352,12 @@ class Predictor:
     def points(self, rows: Sequence[Row]) -> list[Point]:
         """Rows with predictions."""
         return [point for row in rows if (point := self.predict(row)) is not None]
+
+
+def _with_scheduler(design: Serving, changes: Mapping[str, Any]) -> Serving:
+    """A design with options of its scheduler in place of its own."""
+    scheduler = design.server.scheduler.model_copy(update=dict(changes))
+    return design.model_copy(update={"server": design.server.model_copy(update={"scheduler": scheduler})})
 
 
 def summary(points: Sequence[Point]) -> dict[str, float]:

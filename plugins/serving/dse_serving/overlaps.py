@@ -143,6 +143,16 @@ class PartTimes:
         return Table(round_trip(0, tokens, np.zeros(1))[:, 0], round_trip(1, rows, self.core(rows)))
 
 
+def with_experts_apart(times: StepTimes, waited: PartTimes, graphs: Sequence[int] = ()) -> StepTimes:
+    """The same times with those of experts in a table of their own: all ranks compute them for the tokens of all, while
+    all else of a step is of the rank that has most.
+    """
+    counts, knots = np.arange(times.linear.shape[1]), waited.parts.tokens
+    prompts, steps = (between(counts, knots, waited.at(kind, knots)[1]) for kind in (0, 1))
+    experts = np.minimum(np.stack([prompts, steps[pad(counts, graphs)]]), times.linear)
+    return replace(times, linear=times.linear - experts, experts=experts)
+
+
 def times_of(tables: Mapping[str, Table], waited: PartTimes, graphs: Sequence[int] = ()) -> StepTimes:
     """The shortest of some tables at each size. waited: parts of a step where nothing runs beside. graphs: sizes of
     steps without prompts that are captured; others are padded.
@@ -158,8 +168,10 @@ def times_of(tables: Mapping[str, Table], waited: PartTimes, graphs: Sequence[in
         for columns in (waited.core(parts.rows), hidden)
     )
     choice = OverlapChoice(names, parts.tokens, parts.rows, prompts.argmin(axis=0), plain.argmin(axis=0))
+    dispatched = parts.routed * waited.kernels.dispatch_s / parts.kernel_s
     return replace(
         parts.times,
+        kernels=parts.times.kernels + dispatched,
         linear=np.stack([between(counts, parts.tokens, prompts.min(axis=0)), linear[pad(counts, graphs)]]),
         decode=np.stack([decode, decode - less]),
         prompt=waited.kernels.attention * parts.times.prompt,

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from simpy.events import EventPriority
 
 import dse_serving.columns as at
-from dse_serving.compiled import State, both_attend, decode_seconds, delay_of_step, draw, prompt_seconds
+from dse_serving.compiled import State, delay_of_step, draw
 from dse_serving.deployment import Deployment
+from dse_serving.durations import both_attend, decode_seconds, most_of_a_rank, prompt_seconds
 from dse_serving.traffic import Traffic
 
 Floats = NDArray[np.float64]
@@ -91,20 +92,26 @@ class Rules:
             ends = (request.cached + chunks[request.number], request.cached)
             scores += _span(*(prompt_seconds(self.state.prompt, self.pool, end) for end in ends))
         count, tokens = len(generating), sum(chunks[request.number] for request in prompts)
-        row, kind = min(-(-(count * (1 + drafts) + tokens) // ranks), self.state.linear.shape[2] - 1), int(not prompts)
-        total = (
-            self.state.linear[self.pool, kind, row] + self.state.head[self.pool, -(-(count + len(prompts)) // ranks)]
-        )
+        generated, largest = count * (1 + drafts), max(chunks.values(), default=0)
+        most = -(-generated // ranks) + most_of_a_rank(len(prompts), tokens, largest, ranks)
+        total = self._at(self.state.linear, most, not prompts)
+        total += self._at(self.state.experts, -(-(generated + tokens) // ranks), not prompts)
+        total += float(self.state.head[self.pool, -(-(count + len(prompts)) // ranks)])
         attention = 0.0
         if generating:
             context = max(1.0, sum(request.cached for request in generating) / count)
-            attention = decode_seconds(self.state.decode, self.pool, kind, -(-count // ranks), context)
+            attention = decode_seconds(self.state.decode, self.pool, int(not prompts), -(-count // ranks), context)
             total += drafts * self.rates[at.DRAFT]
-        total += both_attend(self.state.rates, self.pool, attention, scores / ranks)
+        shared = -(-len(prompts) // ranks) / max(len(prompts), 1)
+        total += both_attend(self.state.rates, self.pool, attention, scores * shared)
         if prompts:
             total = max(total, self.rates[at.LAUNCHED])
         host = self.rates[at.HOST] + self.rates[at.HOST_SEQUENCE] * (count + len(prompts))
         return float(max(total, host) if self.rates[at.OVERLAPPED] else total + host)
+
+    def _at(self, table: Floats, tokens: int, plain: bool) -> float:
+        """Time by tokens of a rank [s]; plain: of a step without prompts."""
+        return float(table[self.pool, int(plain), min(tokens, table.shape[2] - 1)])
 
     def blocks(self, tokens: int) -> int:
         """Pages for so many tokens."""
@@ -223,6 +230,7 @@ class Engine:
     outstanding: int = 0
     sending_until: float = 0.0
     idle: Signal | None = None
+    held: int = 0
 
     def work(self) -> Generator[Any, Any, None]:
         """Begin one step after the other, and wait where there is nothing to compute."""
@@ -251,10 +259,20 @@ class Engine:
         if limits[at.PREFILL_FIRST]:
             arrived, chunks = self.prefill(int(limits[at.TOKENS]), enter=True)
             return (arrived, chunks) if arrived or chunks else (self.generate()[0], {})
+        if self.holds_prompts():
+            return self.generate()[0], {}
         generating, preempted = self.generate()
         left = max(0, int(limits[at.TOKENS]) - len(generating) * (1 + int(limits[at.DRAFTS])))
         arrived, chunks = self.prefill(left, enter=not preempted)
         return generating + arrived, chunks
+
+    def holds_prompts(self) -> bool:
+        """Tell whether prompts that wait are too few for all ranks, and have not waited too long; count the steps."""
+        limits, ranks = self.rules.limits, int(self.rules.limits[at.RANKS])
+        busy = len(self.running) >= ranks and all(request.generates for request in self.running)
+        holds = busy and 0 < len(self.waiting) < ranks and self.held < limits[at.GATHERED]
+        self.held = self.held + 1 if holds else 0
+        return holds
 
     def generate(self) -> tuple[list[Request], bool]:
         """Sequences that generate, with pages for their tokens; the last ones are preempted where pages are short."""

@@ -12,7 +12,7 @@ sequence. So with n tokens, b sequences that generate after c tokens on average,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import numpy as np
@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 _CORE = ("attention", "softmax")
 _HEAD = "output"
-_FEW, _MANY = 64, 1024  # tokens
+_FEW, _MANY, _MANY_OF_EXPERT = 64, 1024, 256  # tokens; those of an expert at which a GPU's FLOP take as long as weights
 Factor = Annotated[Number, Field(gt=0, le=100)]
 _OCTAVES = 18  # contexts of up to 131,072 tokens
 _STEPS = 6  # knots an octave of tokens
@@ -40,15 +40,15 @@ _STEPS = 6  # knots an octave of tokens
 
 class Speeds(Frozen):
     """Time of products in a serving engine over that of the step model: for few tokens, which weights bound, and for
-    many, which FLOP bound; between them by the logarithm of the tokens.
+    many, which FLOP bound; between them by the logarithm of the tokens that multiply with the same weights.
     """
 
     few: Factor = 1.0
     many: Factor = 1.0
 
-    def at(self, tokens: ArrayLike) -> Floats:
-        """Factor by the number of tokens."""
-        place = np.log(np.maximum(np.asarray(tokens, float), 1.0) / _FEW) / np.log(_MANY / _FEW)
+    def at(self, tokens: ArrayLike, many: float = _MANY) -> Floats:
+        """Factor by the number of tokens, of which from `many` on FLOP bound it."""
+        place = np.log(np.maximum(np.asarray(tokens, float), 1.0) / _FEW) / np.log(many / _FEW)
         return np.asarray(self.few + np.clip(place, 0.0, 1.0) * (self.many - self.few), float)
 
 
@@ -65,6 +65,7 @@ class EngineKernels(Frozen):
     sum_s: Seconds = 1.0
     peer_s: Seconds = 0.0
     attention: Factor = 1.0
+    dispatch_s: Seconds = 0.0
     sums: Factor = 1.0
     exchanges: Factor = 1.0
     other: Factor = 1.0
@@ -87,7 +88,8 @@ class OverlapChoice:
 class StepTimes:
     """Times [s] of the steps of one engine, and what it keeps in memory.
 
-    linear [2, tokens + 1]: of steps with prompts, and of those without, which graphs of some sizes replay. head
+    linear [2, tokens + 1]: of steps with prompts, and of those without, which graphs of some sizes replay; experts, of
+    the same shape or [2, 1]: what experts take besides, by the mean tokens of ranks, where these share experts. head
     [sequences + 1]; decode [2, sequences + 1, octaves of context]: attention of sequences that generate, of steps with
     prompts, and of those without, less what runs beside other work. prompt [knots]: of a token of a whole prompt.
     kernels: of a step. weight_bytes, token_bytes, room_bytes: of a GPU: weights, keys and values of a token, memory.
@@ -104,6 +106,12 @@ class StepTimes:
     room_bytes: float
     shares: tuple[float, float] = (1.0, 1.0)
     overlap: OverlapChoice | None = None
+    experts: Floats = field(default_factory=lambda: np.zeros((2, 1)))
+
+    @property
+    def single_s(self) -> float:
+        """Time of a step with one token, but for attention and the output [s]."""
+        return float(self.linear[1, 1] + self.experts[1, min(1, self.experts.shape[1] - 1)])
 
 
 @dataclass(frozen=True)
@@ -112,8 +120,9 @@ class StepParts:
 
     linear [2, 8, knots of tokens]: columns (`_columns`) of steps with prompts and of those without. core, core_moved
     [rows, octaves]: attention of sequences that generate, and the same at the HBM's rate. saved: what the step model
-    says runs beside other work, of steps with prompts [knots] and without [rows, octaves]. layers: of a stage.
-    interference: slowdown of products beside moved data.
+    says runs beside other work, of steps with prompts [knots] and without [rows, octaves]. layers: of a stage;
+    routed: of those, the ones with experts. of_expert: tokens of an expert for each one of a rank. interference:
+    slowdown of products beside moved data. kernel_s: time of the shortest kernel [s].
     """
 
     tokens: Integers
@@ -124,7 +133,10 @@ class StepParts:
     saved: tuple[Floats, Floats]
     peers: int
     layers: float
+    routed: float
+    of_expert: float
     interference: float
+    kernel_s: float
     times: StepTimes
 
     def with_kernels(self, kernels: EngineKernels) -> Floats:
@@ -134,7 +146,9 @@ class StepParts:
         dense, experts, library, direct, sums, exchanges, other, moved = np.moveaxis(self.linear, 1, 0)
         summed = np.minimum(library, direct + sums * (kernels.sum_s + self.peers * kernels.peer_s))
         computed = kernels.other * other + dense * kernels.dense.at(self.tokens)
-        of_experts, exchanged = experts * kernels.experts.at(self.tokens), kernels.exchanges * exchanges
+        factors = kernels.experts.at(self.tokens * self.of_expert, _MANY_OF_EXPERT)
+        of_experts = experts * factors + self.routed * kernels.dispatch_s
+        exchanged = kernels.exchanges * exchanges
         return np.stack([computed, of_experts, kernels.sums * summed, exchanged, moved], axis=1)
 
 
@@ -167,7 +181,18 @@ def step_parts(design: StepDesign, tokens: int, sequences: int) -> StepParts:
     peers = int(np.asarray(steps.passes.platform.groups["tp"].num_gpus)) - 1
     layers = float(max(np.max(count) for name, count in steps.passes.counts.items()))
     interference = float(np.max(np.asarray(steps.passes.platform.interference)))
-    return StepParts(knots, rows, linear, core, moved, (saved[0], saved[1]), peers, layers, interference, times)
+    rest = layers, *_routing(design, steps), interference, float(np.max(steps.passes.platform.chip.launch_s))
+    return StepParts(knots, rows, linear, core, moved, (saved[0], saved[1]), peers, *rest, times)
+
+
+def _routing(design: StepDesign, step: Iteration) -> tuple[float, float]:
+    """Layers of experts of a stage, and tokens of an expert for each one of a rank; 0 and 1 without experts."""
+    moe = getattr(design.model, "moe", None)
+    if moe is None:
+        return 0.0, 1.0
+    routed = [part.times for part in step.passes.parts if isinstance(part.op.work, Product) and part.op.work.grouped]
+    ranks = float(np.max(design.parallel.dp)) if np.any(np.asarray(design.parallel.ep) > 1) else 1.0
+    return float(np.max(routed)), ranks * float(np.max(np.asarray(moe.experts_per_token) / np.asarray(moe.experts)))
 
 
 def _run(design: StepDesign, mode: str, batch: ArrayLike, length: ArrayLike) -> Iteration:

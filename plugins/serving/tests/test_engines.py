@@ -13,6 +13,7 @@ import dse_serving.columns as at
 from dse.errors import ConfigError
 from dse_serving.closed_form import steady_loop
 from dse_serving.deployment import Deployment, Pool, Scheduler, Transfer
+from dse_serving.durations import most_of_a_rank
 from dse_serving.reference import Cluster
 from dse_serving.run import run
 from dse_serving.step_times import StepTimes
@@ -39,6 +40,7 @@ def step_times(draw: np.random.Generator | None = None, room: float = 1e9, **con
         1e5,
         room,
         (0.3, 0.1),
+        experts=np.stack([0.2 * linear, 0.1 * linear]) if draw is not None else np.zeros((2, 1)),
     )
 
 
@@ -71,9 +73,10 @@ def random_case(seed: int) -> tuple[Deployment, Traffic]:
             latency_s=float(draw.choice([0, 3e-4])),
             drafts=int(draw.choice([0, 3])),
             acceptance=0.6,
+            gathered=int(draw.choice([0, 3])),
             attention=draw.choice(["after", "beside"]),
         )
-        return Pool(int(draw.integers(1, 4)), scheduler, times, stages, int(draw.choice([1, 2])), stages)
+        return Pool(int(draw.integers(1, 4)), scheduler, times, stages, int(draw.choice([1, 2, 4])), stages)
 
     transfer = Transfer(float(draw.uniform(1e8, 1e10)), 1e-4, bool(draw.integers(2)), 4)
     routing: Any = draw.choice(["round_robin", "fewest_requests"])
@@ -216,6 +219,29 @@ def test_a_steady_loop_is_its_closed_form(policy: str) -> None:
     first, later = steady_loop(deployment, 16, 100, 200)
     assert np.mean(served.tpot_s) == pytest.approx(later, rel=0.05)
     assert np.mean(served.ttft_s) == pytest.approx(first, rel=0.25)
+
+
+def test_a_prompt_stays_on_one_rank() -> None:
+    times = step_times(prompt=0.0, head=0.0, base=0.0)
+    alone, whole = (
+        run(Deployment((Pool(1, Scheduler(tokens=400, host_s=0.0), times, ranks=ranks),)), closed_loop(1, 100, 1, 1))
+        for ranks in (4, 1)
+    )
+    four = run(Deployment((Pool(1, Scheduler(tokens=400), times, ranks=4),)), closed_loop(4, 100, 1, 4))
+    assert alone.ttft_s[0] == pytest.approx(whole.ttft_s[0])  # no rank helps
+    assert four.ttft_s == pytest.approx(alone.ttft_s[0])  # each rank has one of its own
+    assert most_of_a_rank(5, 500, 150, 4) == 200 and most_of_a_rank(4, 400, 250, 4) == 250
+    assert most_of_a_rank(3, 310, 150, 1) == 310 and most_of_a_rank(0, 0, 0, 4) == 0
+
+
+def test_prompts_wait_until_each_rank_has_one() -> None:
+    traffic = replace(closed_loop(60, 20, 200, 12), outputs=np.random.default_rng(0).integers(100, 200, 60))
+    never, long = (
+        run(Deployment((Pool(1, Scheduler(tokens=400, gathered=steps), step_times(), ranks=4),)), traffic)
+        for steps in (0, 60)
+    )
+    assert long.ttft_s.mean() > 3 * never.ttft_s.mean() and long.steps > never.steps
+    assert long.ttft_s.max() < 62 * never.state.rates[0, at.HOST] + 62 * 2.5e-3 + 0.05  # and no longer than so
 
 
 def test_drafts_that_are_all_accepted_come_together() -> None:

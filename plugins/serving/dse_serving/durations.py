@@ -1,0 +1,86 @@
+"""Times of the steps of an engine from the tables of `dse_serving.step_times`; parts of the compiled loop."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import dse_serving.columns as at
+from simulators.compiled import inline_never
+
+
+@inline_never
+def decode_seconds(table: Any, pool: int, kind: int, sequences: int, context: float) -> float:
+    """Attention of `sequences` with `context` tokens each on average [s]; kind: of steps with prompts (0), without."""
+    knot = 0
+    while knot + 2 < table.shape[3] and context >= 2.0 ** (knot + 1):
+        knot += 1
+    low = 2.0**knot
+    place = (context - low) / low
+    below, above = table[pool, kind, sequences, knot], table[pool, kind, sequences, knot + 1]
+    return float(below + place * (above - below))
+
+
+@inline_never
+def prompt_seconds(table: Any, pool: int, tokens: int) -> float:
+    """Attention of a whole prompt of `tokens` [s], from its time a token at tabled lengths."""
+    if tokens <= 0:
+        return 0.0
+    mantissa, exponent = math.frexp(float(tokens))
+    place = (exponent - 1) * at.PER_OCTAVE + (2.0 * mantissa - 1.0) * at.PER_OCTAVE
+    knot = min(int(place), table.shape[1] - 2)
+    share = place - knot
+    return float(tokens * (table[pool, knot] + share * (table[pool, knot + 1] - table[pool, knot])))
+
+
+@inline_never
+def both_attend(rates: Any, pool: int, generating: float, prompts: float) -> float:
+    """Attention of sequences that generate and of prompts [s], one after the other or in one kernel."""
+    if rates[pool, at.BESIDE_PROMPTS] == 0.0:
+        return generating + prompts
+    moved, computed = rates[pool, at.PROMPTS_DRAW], rates[pool, at.GENERATING_TAKES]
+    return float(max(generating + moved * prompts, prompts + computed * generating))
+
+
+@inline_never
+def most_of_a_rank(prompts: int, tokens: int, largest: int, ranks: int) -> int:
+    """Tokens of prompts of the rank that has most: no rank shares a prompt, and each has as many prompts as it can."""
+    if prompts == 0:
+        return 0
+    each = (prompts + ranks - 1) // ranks
+    return max(largest, (each * tokens + prompts - 1) // prompts)
+
+
+@inline_never
+def step_seconds(state: Any, e: int, pool: int) -> float:
+    """Time of a step of the sequences that have a part in it [s]."""
+    prompts, tokens, largest, sequences, context, scores = 0, 0, 0, 0, 0, 0.0
+    for place in range(state.engine[e, at.RUNNING]):
+        request = state.running[e, place]
+        chunk = state.requests[request, at.CHUNK]
+        if chunk == 0:
+            sequences += 1
+            context += state.requests[request, at.CACHED]
+        elif chunk > 0:
+            cached = state.requests[request, at.CACHED]
+            scores += prompt_seconds(state.prompt, pool, cached + chunk) - prompt_seconds(state.prompt, pool, cached)
+            tokens += chunk
+            largest = max(largest, chunk)
+            prompts += 1
+    ranks, drafts = state.limits[pool, at.RANKS], state.limits[pool, at.DRAFTS]
+    per_rank = (sequences + ranks - 1) // ranks
+    generated, kind = sequences * (1 + drafts), 1 if prompts == 0 else 0
+    most = (generated + ranks - 1) // ranks + most_of_a_rank(prompts, tokens, largest, ranks)
+    row, mean = min(most, state.linear.shape[2] - 1), (generated + tokens + ranks - 1) // ranks
+    seconds = state.linear[pool, kind, row] + state.experts[pool, kind, min(mean, state.experts.shape[2] - 1)]
+    seconds += state.head[pool, (sequences + prompts + ranks - 1) // ranks]
+    attention = 0.0
+    if sequences > 0:
+        attention = decode_seconds(state.decode, pool, kind, per_rank, max(1.0, context / sequences))
+        seconds += drafts * state.rates[pool, at.DRAFT]
+    shared = (prompts + ranks - 1) // ranks / max(prompts, 1)
+    seconds += both_attend(state.rates, pool, attention, scores * shared)
+    if prompts > 0:
+        seconds = max(seconds, state.rates[pool, at.LAUNCHED])
+    host = state.rates[pool, at.HOST] + state.rates[pool, at.HOST_SEQUENCE] * (sequences + prompts)
+    return float(max(seconds, host) if state.rates[pool, at.OVERLAPPED] > 0.0 else seconds + host)
