@@ -223,13 +223,13 @@ def test_a_steady_loop_is_its_closed_form(policy: str) -> None:
 
 def test_a_prompt_stays_on_one_rank() -> None:
     times = step_times(prompt=0.0, head=0.0, base=0.0)
-    alone, whole = (
+    alone, single = (
         run(Deployment((Pool(1, Scheduler(tokens=400, host_s=0.0), times, ranks=ranks),)), closed_loop(1, 100, 1, 1))
         for ranks in (4, 1)
     )
-    four = run(Deployment((Pool(1, Scheduler(tokens=400), times, ranks=4),)), closed_loop(4, 100, 1, 4))
-    assert alone.ttft_s[0] == pytest.approx(whole.ttft_s[0])  # no rank helps
-    assert four.ttft_s == pytest.approx(alone.ttft_s[0])  # each rank has one of its own
+    shared = run(Deployment((Pool(1, Scheduler(tokens=400), times, ranks=4),)), closed_loop(4, 100, 1, 4))
+    assert alone.ttft_s[0] == pytest.approx(single.ttft_s[0])  # no rank helps
+    assert shared.ttft_s == pytest.approx(alone.ttft_s[0])  # each rank has one of its own
     assert most_of_a_rank(5, 500, 150, 4) == 200 and most_of_a_rank(4, 400, 250, 4) == 250
     assert most_of_a_rank(3, 310, 150, 1) == 310 and most_of_a_rank(0, 0, 0, 4) == 0
 

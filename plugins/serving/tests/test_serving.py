@@ -292,8 +292,8 @@ def test_ctas_of_halves_are_the_fewest_that_are_nearly_as_fast(shared: Callable[
 def test_a_fit_names_few_rows_of_every_group(shared: Callable[[str], Path]) -> None:
     rows = read_rows(shared("data"))
     chosen = fitted_rows(rows)
-    most = max(Counter(fit_group(row) for row in chosen).values())
-    assert len(rows) > 1000 and 30 <= len(chosen) <= 40 and most <= 3
+    largest = max(Counter(fit_group(row) for row in chosen).values())
+    assert len(rows) > 1000 and 30 <= len(chosen) <= 40 and largest <= 3
     assert fitted_rows(list(reversed(rows))) == chosen
     assert sorted(row.name for row in chosen) == settings()["fitted"]["rows"]  # where constants are fitted anew
     assert {f"{row.cells['backend']}" for row in chosen} == {"vllm", "sglang", "trtllm"}
