@@ -44,10 +44,10 @@ def _least_seconds(backend: StepBackend, tree: Mapping[str, Any], changes: Mappi
 
 
 def _seconds(backend: StepBackend, tree: Mapping[str, Any]) -> float:
-    """Time of a step [s]; infinite where it breaks a rule, or a short sequence has fewer rows than chunks."""
+    """Time of a step [s]; infinite where it breaks a rule."""
     try:
         (result,) = backend.evaluate([Batch(backend.design(tree))])
-    except (ConfigError, ValueError):
+    except ConfigError:
         return float("inf")
     return float(result.metrics[_TIME][0]) if result.ok.all() else float("inf")
 
