@@ -156,10 +156,13 @@ class Figures(Frozen):
 
 class Decide(Frozen):
     """The section `decide`. least: probability of being the fastest from which a winner is decided. samples: draws of
-    the errors of predictions; 0 for none, and no intervals.
+    the errors of predictions; 0 for none, and no intervals. A plan keeps a choice whose interval reaches below 1 by at
+    most `loses`, where its median gain is more than `gains`.
     """
 
     least: Annotated[Number, Field(gt=0, lt=1)] = 0.8
+    loses: Annotated[Number, Field(ge=0, lt=1)] = 0.005
+    gains: Annotated[Number, Field(ge=0, lt=1)] = 0.01
     samples: Annotated[Integer, Field(ge=0, le=100_000)] = 256
 
 
