@@ -37,7 +37,7 @@ from studies.plan.fitting import does_not_fit
 from studies.plan.flips import Uncertain
 from studies.plan.judged import answer as judgement
 from studies.plan.judged import decide_given, given_plan, is_judged, judgements, times_figure
-from studies.plan.plan_file import all_leaves, check_plan, read_plan
+from studies.plan.plan_file import all_leaves, check_plan, over_step, read_plan, step_words
 from studies.plan.stacks import measured_line, named, software_line, stack_words, tool_facts, ways
 from studies.plan.step_plan import MEMORY, SITE_PATHS, TIME, StepPlan, alone_rows, plans, rates_of_a_gpu
 from studies.plan.stored_weights import stored_line
@@ -103,15 +103,15 @@ class PlanStudy(Plain):
 
     def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
         """`plan.yaml`, and one layer before and after."""
-        table = run.outputs.read_table("results")
+        table, step = run.outputs.read_table("results"), {"step": step_words(run.provenance["overrides"])}
         if is_judged(table):
-            yield "plan.yaml", given_plan(run.config)
+            yield "plan.yaml", {**given_plan(run.config), **step}
             return
         decided = as_decided(plans(table, run.config), run.outputs.read_json("summary").get("decisions"))
         of_scenarios = [plan for plan in decided if plan.fits]
         trees = {plan.name: plan.tree() for plan in of_scenarios}
         if trees:
-            yield "plan.yaml", next(iter(trees.values())) if len(trees) == 1 else trees
+            yield "plan.yaml", {**next(iter(trees.values())), **step} if len(trees) == 1 else trees
         for plan in of_scenarios[:1]:
             if plan.best.get("parallel.exchanges") != "two_micro_batches":  # whose layers are of two
                 before, after = (_layer(plan.step(row)) for row in (plan.serial, plan.best))
@@ -376,6 +376,9 @@ def command(words: Sequence[str]) -> CommandAnswer:
 
     files = [word.partition("=")[2] for word in words if word.startswith("plan=")]
     typed = [word for word in words if not word.startswith("plan=")]
+    if files:
+        read = read_plan(Path(files[-1]))
+        typed = over_step(read.step, typed, read.plan)
     typed = [*typed, *stack_words(typed)]
     typed = _with_layouts(typed) if "parallel=auto" in typed and not files else typed
     _check_gpus(typed)
