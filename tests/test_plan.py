@@ -24,6 +24,7 @@ from simulators.steps.backend import StepBackend, iteration, metrics_of
 from simulators.steps.given import AS_GIVEN, with_values
 from simulators.steps.scenarios import scenarios
 from simulators.steps.sites import SITES
+from studies.plan import _gains as gains_of_choices
 from studies.plan import ways_today
 from studies.plan.certainty import DrawnPlan, as_decided
 from studies.plan.fitting import does_not_fit
@@ -86,6 +87,9 @@ def test_a_plan_keeps_what_stands_out_and_leaves_off_what_nobody_could_tell(
     assert (plan.best["key"] == fastest.best["key"]) == (not decision["left_off"])
     assert all(plan.is_off(choice) for choice in plan.choices if choice.name in decision["left_off"])
     assert decision["low"] <= plan.gain <= decision["high"] and 0 <= decision["fastest"] <= 1
+    table = outputs.read_table("results")
+    table.attrs["decisions"] = outputs.read_json("summary")["decisions"]
+    assert gains_of_choices(table)["range_low"].notna().all()
     low, high = decision["over_serial"]
     assert low <= float(plan.serial["iteration_s"] / plan.best["iteration_s"]) <= high
     assert f"is {gain_text(plan.gain, decision['low'], decision['high'])}" in " ".join(output.split())

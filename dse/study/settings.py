@@ -70,7 +70,7 @@ class Study(Frozen):
     columns of the table shown for each winner. uncertainty: constants of the design -> how far off they may be, as a
     share (`dse.analysis.robustness`). probes: points beside the space, by name (`Probe`). data_dir: folder of measured
     tables, for studies that read such; the backend finds it in the design as `data_dir`. answer: what answers the
-    question, and which rows may win.
+    question, and which rows may win. terms: columns of its own tables -> what they mean.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,80}$")]  # name of folders and part of names of files
@@ -89,6 +89,7 @@ class Study(Frozen):
     probes: Mapping[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,40}$")], Probe] = Field(default_factory=dict)
     data_dir: str | None = None
     answer: Answer = Answer()
+    terms: Mapping[str, str] = Field(default_factory=dict)
 
 
 MOST_TRIALS = 10_000_000

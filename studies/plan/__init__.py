@@ -135,8 +135,8 @@ def _costs_at(site: str, text: str) -> str:
     software = implementation(text.partition(" ")[0])
     if software is None:
         return ""
-    costs = (f"{knob} {value} ({kind})" for knob, value, kind in software.constants(place_of(software, site)))
-    return f"{software.name} costs: {', '.join(costs)} (conf/implementation)"
+    costs = [f"{knob} {value} ({kind})" for knob, value, kind in software.constants(place_of(software, site))]
+    return f"{software.name} costs: {', '.join(costs) or 'nothing more'} (conf/implementation)"
 
 
 def _ideal_line(plan: StepPlan) -> str:
@@ -319,7 +319,8 @@ def _gains(table: pd.DataFrame) -> pd.DataFrame:
     for plan in (plan for plan in as_decided(plans(table, {}), table.attrs.get("decisions")) if plan.fits):
         # over the software as it comes, which the table alone does not name
         gains = {**dict(alone_rows(plan)), "all together": plan.decision.get("gain", plan.gain)}
-        ends = {**plan.decision.get("alone", {}), "all together": [plan.decision.get(end) for end in ("low", "high")]}
+        ends = {name.replace("_", " "): span for name, span in plan.decision.get("alone", {}).items()}
+        ends |= {"all together": [plan.decision.get(end) for end in ("low", "high")]}
         for name, gain in gains.items():
             low, high = ends.get(name, (None, None))
             rows.append({"scenario": plan.name, "choice": name, "gain": gain, "range_low": low, "range_high": high})
