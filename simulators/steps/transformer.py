@@ -181,13 +181,8 @@ def _positions_and_cache(sizes: Sizes, prefix: str) -> Iterator[Op]:
         rotated = Stream(moved, like="rotary", like_bytes=moved)
         yield Op(f"{prefix}rotary", "activation", "forward", rotated)
     if sizes.run.mode != "training":
-        moved = _cache_bytes(sizes, 2 * keys)  # keys and values, read and written
+        moved = 2 * keys + 2 * keys * (sizes.cached_element / sizes.element)  # keys and values, read and written
         yield Op(f"{prefix}cache", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
-
-
-def _cache_bytes(sizes: Sizes, tensor: Any) -> Any:
-    """Bytes of a kernel that reads a tensor and writes it into the cache."""
-    return tensor + tensor * (sizes.cached_element / sizes.element)
 
 
 def _transpose(sizes: Sizes, prefix: str, passes: Passes) -> Op:
