@@ -93,7 +93,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def _of_folder(parse: Callable[[], Any]) -> Any:
-    """What a parser makes of a file; what it refuses is refused with the way out of a damaged folder."""
+    """Parse a file; what the parser refuses is refused with the way out of a damaged folder."""
     try:
         return parse()
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""What the hardware alone would give: the least time of a step with ideal schedules at its sites.
+"""The bound of the hardware alone: the least time of a step with ideal schedules at its sites.
 
 Candidates are those of `candidates=ideal` (no barrier, no time of a host, kernels as fast as the library's), one of a
 family: in four chunks, moved by copy engines. Sites are decided one after the other, with tokens split or not.

@@ -151,7 +151,7 @@ class TensorGroup:
         self.serial_s.update({name: _taken(seconds, places) for name, seconds in larger.serial_s.items()})
 
     def effect(self, schedule: Any, workload: Workload) -> Effect:
-        """What a schedule makes of a GEMM and its collective; remembered for single numbers."""
+        """Effect of a schedule on a GEMM and its collective; remembered for single numbers."""
         effect: Effect = self._remembered(schedule, workload, self.effects, self._effect)
         return effect
 
@@ -177,7 +177,7 @@ class TensorGroup:
 
     @staticmethod
     def _remembered(chosen: BaseModel, workload: Workload, memory: dict[Any, Any], compute: Any) -> Any:
-        """What is computed of a model and a workload, once for single numbers."""
+        """Compute from a model and a workload, once for single numbers."""
         numbers = [value for part in (chosen, workload) for _, value, _ in leaves(part)]
         # arrays would need comparing, and seldom come twice
         if any(isinstance(value, np.ndarray) for value in numbers):

@@ -158,9 +158,7 @@ def intervals(done: Calibration, source: str) -> list[ResidualGroup]:
 
 
 def interval_lines(groups: Sequence[ResidualGroup]) -> Iterator[str]:
-    """Yield how wide the intervals of each kind are by groups of a machine of its own, and were; of parts that got wider
-    as well.
-    """
+    """Yield the widths of the intervals of each kind by groups of one machine, and before; of wider parts, too."""
     for group in (group for group in groups if not group.where):
         before = shipped_residuals().of(group.kind, group.gpu, group.key)
         now, then = (100 * math.expm1((side.high - side.low) / 2) for side in (group, before))

@@ -117,7 +117,7 @@ def _tip(column: Column) -> Spec:
 
 
 def histogram(column: Column) -> Spec:
-    """How many points have which value of a metric: all of them in grey, those that match in blue."""
+    """Number of points by value of a metric: all of them in grey, those that match in blue."""
     bars: Spec = {"x": axis(column, logarithmic=column.is_logarithmic)}
     bars["x"] |= {"field": "low", "bin": "binned"}
     bars["x2"] = {"field": "high"}

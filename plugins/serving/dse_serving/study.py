@@ -50,7 +50,7 @@ class ServingStudy(Plain):
     )
 
     def decisions(self, table: pd.DataFrame, planned: Plan) -> dict[str, Any]:
-        """How sure the best deployment within the limits is, by its key; none where no deployment is within them."""
+        """Certainty of the best deployment within the limits, by its key; none where no deployment is within them."""
         config = planned.request.tree
         limits = limits_of(config)
         inside = within(with_splits(table), limits)
