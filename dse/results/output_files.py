@@ -57,12 +57,8 @@ def open_untrusted(path: Path) -> Iterator[IO[bytes]]:
             raise
         rule = "is a link" if path.is_symlink() else "is not there" if not exists(path) else "is no plain file"
         raise file_error(path, rule) from error
-    with os.fdopen(handle, "rb") if _is_plain(handle) else _close_and_refuse(path, handle) as file:
+    with os.fdopen(handle, "rb") if stat.S_ISREG(os.fstat(handle).st_mode) else _close_and_refuse(path, handle) as file:
         yield file
-
-
-def _is_plain(handle: int) -> bool:
-    return stat.S_ISREG(os.fstat(handle).st_mode)
 
 
 def _close_and_refuse(path: Path, handle: int) -> NoReturn:

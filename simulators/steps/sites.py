@@ -323,9 +323,7 @@ class SiteSchedules:
             yield software.size_rule(f"sites.{at.name}", where[0], columns=columns, bytes_per_gpu=shared)
         for rule in schedule.rules(self.group.system, workload):
             # reported by the path that was typed
-            yield replace(
-                rule, path=re.sub(r"^(schedule|workload\.operators\.gather)\b", f"sites.{at.name}", rule.path)
-            )
+            yield replace(rule, path=re.sub(r"^(schedule|workload.operators.gather)\b", f"sites.{at.name}", rule.path))
 
 
 def _scaled(task: Interval, length: float, begun: float) -> Interval:

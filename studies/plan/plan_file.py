@@ -13,8 +13,8 @@ from pydantic.fields import FieldInfo
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.errors.parsing import parse_yaml
 from dse.files import read_text
+from dse.study import settings
 from simulators.steps.choices import OFF
-from simulators.steps.design import StepDesign
 from simulators.steps.sites import SERIAL, SITES, read_schedule
 from simulators.workloads.model import Optimizer, Parallel, Run
 from studies.plan.stacks import tool_facts
@@ -24,7 +24,7 @@ SECTIONS = ("sites", "parallel", "run", "optimizer", "system")
 """Sections of a plan."""
 
 
-_OF_A_STEP = {*StepDesign.model_fields, "stack", "simulator"}
+_OF_A_RUN = {*settings.SECTIONS, "given", "layouts", "candidates", ""} - {"simulator"}
 _MOST_BYTES = 1 << 20  # a plan is a page
 
 
@@ -43,7 +43,7 @@ class PlanFile:
 
 def step_words(words: Iterable[str]) -> list[str]:
     """Overrides, among those of a run, that the step of its plan has."""
-    return [word for word in words if _path(word).partition(".")[0] in _OF_A_STEP]
+    return [word for word in words if _path(word).partition(".")[0] not in _OF_A_RUN and word[0] not in "~-"]
 
 
 def over_step(step: Sequence[str], typed: Sequence[str], plan: Plan) -> list[str]:
