@@ -332,12 +332,7 @@ def _option_exists(composer: _Composer, line: _Line, groups: Mapping[str, list[s
         return True
     options = {**groups, line.key: list(dict.fromkeys([*groups[line.key], *listed(line.key)]))}
     way = spelling.option_elsewhere(str(line.value), line.key, options)
-    own = list(Path().glob(f"*/{line.key}/{line.value}.yaml")) if str(line.value).isidentifier() else []
-    if len(own) == 1:
-        way = f"write --config-dir {own[0].parts[0]}"
-    elif listed(line.key) and Path(f"{line.value}.yaml").is_file():
-        way = f"did you mean `{line.key}={line.value}.yaml`?"
-    elif listed(line.key) and way.startswith("known here"):
+    if listed(line.key) and way.startswith("known here"):
         way += f", or a file: `{line.key}=my_{line.key}.yaml`"
     composer.note(line.key, "is no option of this group", line.value, way)
     return False
