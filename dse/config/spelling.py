@@ -250,7 +250,7 @@ def _paths(tree: Mapping[str, Any], parent: str = "") -> Iterator[str]:
 
 
 def option_elsewhere(name: str, group: str, options: Options) -> str:
-    """The way out of an option that a group does not have: that of a folder or file here, the nearest of the group, else
+    """The way out of an option that a group does not have: one in a folder or file here, the nearest of the group, else
     that of another group; of a file, where it belongs.
     """
     own = list(Path().glob(f"*/{group}/{name}.yaml")) if name.isidentifier() else []
