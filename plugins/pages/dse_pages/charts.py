@@ -186,9 +186,11 @@ _TITLE_WIDTH = 15  # characters, with which twelve axes fit a page
 
 def _value_axis(column: Column) -> Spec:
     shown: Spec = {"scale": f"y_{column.id}", "orient": "left", "labelLimit": 110, "labelOverlap": True, "tickCount": 5}
-    shown |= {"offset": {"scale": "place", "value": column.id, "mult": -1}, "titleAnchor": "end", "titleY": -14}
+    shown |= {"offset": {"scale": "place", "value": column.id, "mult": -1}, "titleAnchor": "end"}
+    lines = textwrap.wrap(column.title, _TITLE_WIDTH)
     shown |= {
-        "title": textwrap.wrap(column.title, _TITLE_WIDTH),
+        "title": lines,
+        "titleY": -14 * len(lines),
         "titleAngle": 0,
         "titleAlign": "center",
         "titleBaseline": "bottom",
