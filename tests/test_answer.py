@@ -65,9 +65,13 @@ def test_one_scenario_needs_no_mean(tmp_path: Path, gain: float, text: str) -> N
 @pytest.mark.parametrize("verbose", [False, True])
 def test_at_most_twenty_rows_are_shown_those_that_gain_most_and_all_on_demand(tmp_path: Path, *, verbose: bool) -> None:
     outputs, table = outputs_of(tmp_path, list(np.linspace(1.0, 2.0, 25)))
+    unsure = {key(place): {"fastest": 0.5, "least": 0.8, "low": 0.9, "high": 2.1} for place in range(25)}
+    summary = json.dumps({**outputs.read_json("summary"), "decisions": unsure})
+    (outputs.folder / "summary.json").write_text(summary)
     shown, *texts = answer(outputs, table, verbose=verbose)
     assert isinstance(shown, Table)
     assert shown.row_count == (25 if verbose else 20)
+    assert verbose or str(shown.caption).endswith("keep what you have in 25 of 25")
     assert ("and 5 scenarios more: -v lists them" in texts) is not verbose
     assert ("g0" in [*shown.columns[0].cells]) is verbose
 

@@ -257,3 +257,11 @@ def test_losses_are_drawn_of_the_winner_too_whatever_moves() -> None:
     dma, fastest = (pd.DataFrame([{**columns, "speedup": 1.0, **row} for row in rows]) for rows in (kinds, won))
     (axis,) = _signatures(dma, fastest).axes.values()
     assert axis.rows == ("hetero fused 1d", "shard p2p by CUs")
+
+
+def test_no_ideal_is_drawn_beyond_a_proven_bound() -> None:
+    rows = pd.DataFrame({"row": ["a", "b"], "by": "x", "speedup": 1.2, "ideal": [1.4, 1.8], "bound": 1.5})
+    sheet = tables.dots(rows, Axis("speedup", "speed-up [x]", centre=1.0), row="row", by="by", frame=Frame("title"))
+    marks = [np.asarray(line.get_xdata(), float) for line in sheet.panels[0].lines if line.get_linestyle() == "None"]
+    ideal = next(values for values in marks if 1.4 in values)
+    assert 1.5 in np.concatenate(marks) and not np.nanmax(ideal) > 1.5

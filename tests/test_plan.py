@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,12 @@ from dse.config.options import conf_dir
 from dse.results.decisions import gain_text
 from dse.results.run_folder import Outputs
 from dse.space import get_path
+from dse.study.settings import Decide
 from simulators.steps.backend import StepBackend, iteration, metrics_of
 from simulators.steps.given import AS_GIVEN, with_values
 from simulators.steps.scenarios import scenarios
 from simulators.steps.sites import SITES
+from studies.plan import _gains as gains_of_choices
 from studies.plan import ways_today
 from studies.plan.certainty import DrawnPlan, as_decided
 from studies.plan.fitting import does_not_fit
@@ -84,6 +87,9 @@ def test_a_plan_keeps_what_stands_out_and_leaves_off_what_nobody_could_tell(
     assert (plan.best["key"] == fastest.best["key"]) == (not decision["left_off"])
     assert all(plan.is_off(choice) for choice in plan.choices if choice.name in decision["left_off"])
     assert decision["low"] <= plan.gain <= decision["high"] and 0 <= decision["fastest"] <= 1
+    table = outputs.read_table("results")
+    table.attrs["decisions"] = outputs.read_json("summary")["decisions"]
+    assert gains_of_choices(table)["range_low"].notna().all()
     low, high = decision["over_serial"]
     assert low <= float(plan.serial["iteration_s"] / plan.best["iteration_s"]) <= high
     assert f"is {gain_text(plan.gain, decision['low'], decision['high'])}" in " ".join(output.split())
@@ -116,7 +122,8 @@ def test_a_step_that_is_kept_as_it_comes_gains_exactly_nothing(
     ("ratios", "stays"), [([1, 1, 1.2, 1.3], True), ([0.9, 1.1, 1.2, 1.3], False), ([1, 1, 1, 1.3], False)]
 )
 def test_a_choice_that_never_costs_and_gains_at_the_median_is_kept(ratios: list[float], stays: bool) -> None:
-    drawn = DrawnPlan(None, None)  # type: ignore[arg-type]
+    settings = SimpleNamespace(decide=Decide())
+    drawn = DrawnPlan(None, SimpleNamespace(settings=settings))  # type: ignore[arg-type]
     drawn._times.update(without=np.array(ratios), planned=np.ones(4))
     rows = ({"key": name, "iteration_s": seconds} for name, seconds in (("without", 1.2), ("planned", 1.0)))
     assert drawn.never_slower(*rows) == stays
@@ -161,7 +168,7 @@ def test_a_given_plan_that_is_slower_is_told_as_slower_with_the_site_that_loses_
     assert all(f"\n{site} " in answer for site in THEIRS["sites"])
     outputs = Outputs.latest(tmp_path, "plan")
     again = yaml.safe_load((outputs.folder / "plan.yaml").read_text())
-    assert again == {**THEIRS, "parallel": {"sequence_parallel": True}}  # tp was typed
+    assert {**again, "step": []} == {**THEIRS, "parallel": {"sequence_parallel": True}, "step": []}  # tp was typed
     decision = outputs.read_json("summary")["decisions"][str(judged.point["key"])]
     assert set(decision["ranges"]) == set(seconds)
     assert all(low <= seconds[name] / unchanged_s <= high for name, (low, high) in decision["ranges"].items())

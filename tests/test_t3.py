@@ -331,6 +331,9 @@ def test_the_study_judges_its_claims_and_draws(tmp_path: Path, monkeypatch: pyte
         *("in_switch", "cais_over_t3_inf", "cais_over_fused_inf"),
         *("cais_over_t3_train", "cais_over_fused_train"),
     }
+    headline = json.loads((folder / "summary.json").read_text("utf-8"))["answer"]  # over the cases of the claim
+    assert headline.startswith(f"T3-MCA makes sub-layers {1 + rows['mca_geomean']['ours'] / 100:.2f}x as fast, ")
+    assert headline.endswith(" of 16 cases of megagpt2 and tnlg")
     drawn = {path.stem for path in (folder / "figures").glob("*.png")}
     assert drawn == {"sublayers_75GBps", "sublayers_150GBps", "arbitration", "traffic", "projection"}
     projected = pd.read_parquet(folder / "projection.parquet")

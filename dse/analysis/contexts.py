@@ -206,7 +206,7 @@ class _Gatherer:
             (not all_cases.inputs, "has no recorded number or hardware knob that distinguishes contexts", recorded),
             (len(enough) * len(all_cases.options) > _MOST_EXAMPLES, f"has too many: {examples}", "choose fewer knobs"),
             (
-                _has_both_signs(all_cases.values),
+                bool(np.nanmin(all_cases.values) <= 0 <= np.nanmax(all_cases.values)),
                 f"has {self.question.objective} not above 0",
                 "take another objective=",
             ),
@@ -222,11 +222,6 @@ def _quantities(run: FinishedRun) -> tuple[Quantity, ...]:
     """Products and ratios that are meaningful according to the run's study."""
     study = plugins.load("study", run.config["study"]["module"])
     return tuple(getattr(study, "quantities", ()))
-
-
-def _has_both_signs(values: Floats) -> bool:
-    """True if shares of a value mean nothing: some values are zero, or they lie on either side of it."""
-    return bool(np.nanmin(values) <= 0 <= np.nanmax(values))
 
 
 def _group_numbers(rows: pd.DataFrame, paths: Sequence[str]) -> NDArray[np.intp]:

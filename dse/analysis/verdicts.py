@@ -246,17 +246,13 @@ def command(run: FinishedRun, present: Present) -> CommandAnswer:
         raise ConfigError([Problem("study", rule, run.name, way)])
     verdicts = examine(planned, nominal)
     run.outputs.write_json("verdicts", verdicts.json())
-    rows = [{**row, "flips": _told(row, verdicts)} for row in nominal]
+    rows = [{**row, "flips": None if row["within"] is None else list(verdicts.flips[row["id"]])} for row in nominal]
     run.outputs.write_json("claims", rows)
     turned = sum(bool(verdicts.flips[row["id"]]) for row in rows)
     # two moves each
     constants = f"{verdicts.num_moves // 2} constants that were assumed, derived or recalled, each moved alone"
     line = f"{turned} verdicts flip under {constants}; written to {run.folder}/verdicts.json"
     return CommandAnswer(run.folder, (report.claims_table(rows), line), "verdicts")
-
-
-def _told(row: Mapping[str, Any], verdicts: Verdicts) -> list[str] | None:
-    return None if row["within"] is None else list(verdicts.flips[row["id"]])
 
 
 def _differing(before: Rows, now: Rows) -> list[str]:

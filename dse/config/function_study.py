@@ -110,7 +110,7 @@ class FunctionStudy:
     def _simulator_tree(self) -> dict[str, Any]:
         measures = {
             name: {
-                "unit": _symbol(unit_of(name)),
+                "unit": with_prefix(1.0, unit_of(name)).partition(" ")[2] if unit_of(name) else "",
                 "meaning": name,
                 "goal": goal or _GOALS[0],
                 "low": None,
@@ -143,11 +143,6 @@ def _reference(function: Callable[..., Any]) -> tuple[Path, str]:
     path = module.__spec__.name if module and module.__spec__ else file.stem
     levels = path.count(".") + (file.name == "__init__.py")
     return file.resolve().parents[levels], f"{path}:{name}"
-
-
-def _symbol(unit: str) -> str:
-    """Symbol of a unit, as metrics have it: `s` of `second`."""
-    return with_prefix(1.0, unit).partition(" ")[2] if unit else ""
 
 
 def _is_fixed(value: Any) -> bool:

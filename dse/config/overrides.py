@@ -39,15 +39,15 @@ def _text(value: Any) -> str:
     if isinstance(value, (int, float)):
         return repr(value)  # all digits
     if isinstance(value, (str, Path)):
-        return _quoted(str(value))
+        return _quote(str(value))
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_quoted(str(name))}: {_text(inner)}" for name, inner in value.items()) + "}"
+        return "{" + ", ".join(f"{_quote(str(name))}: {_text(inner)}" for name, inner in value.items()) + "}"
     if isinstance(value, Sequence):
         return "[" + ", ".join(map(_text, value)) + "]"
     raise TypeError(f"{type(value).__name__} is no value of a configuration: {value!r}")
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """A text that Hydra's grammar reads as this text."""
     if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
         return text

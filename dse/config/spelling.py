@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from dse.config.options import plural
+from dse.config.options import listed, plural
 from dse.errors import NO_KNOBS, Problem, assignment, did_you_mean, nearest
 from dse.values.units import amount, meant_number, meant_quantity, unit_of
 
@@ -250,9 +250,14 @@ def _paths(tree: Mapping[str, Any], parent: str = "") -> Iterator[str]:
 
 
 def option_elsewhere(name: str, group: str, options: Options) -> str:
-    """The way out of an option that a group does not have: the nearest of it, else that of another group; of a file,
-    where it belongs.
+    """The way out of an option that a group does not have: one in a folder or file here, the nearest of the group, else
+    that of another group; of a file, where it belongs.
     """
+    own = list(Path().glob(f"*/{group}/{name}.yaml")) if name.isidentifier() else []
+    if len(own) == 1:
+        return f"write --config-dir {own[0].parts[0]}"
+    if listed(group) and name.isidentifier() and Path(f"{name}.yaml").is_file():
+        return f"did you mean `{group}={name}.yaml`?"
     if name.endswith((".yaml", ".yml")) and Path(name).is_file():
         stem = Path(name).stem
         return f"copy it to my_conf/{group}/{stem}.yaml, and write `{group}={stem} --config-dir my_conf`"

@@ -80,7 +80,7 @@ def disk_is_full(error: BaseException) -> bool:
 
 
 def environment_text(error: OSError) -> str:
-    """What failed outside of the program, with the way out where there is one."""
+    """Failure outside of the program, with the way out where there is one."""
     if disk_is_full(error):
         return f"{error}; make room there, or set TMPDIR to another folder, and type the same command again"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename:
@@ -111,7 +111,7 @@ class Problems:
 
     def model(self, kind: type[Model], tree: object, *, path: str) -> Model | None:
         """Validate `tree` as `kind`; None, with every problem noted, where it does not hold."""
-        model, problems = _validated(kind, tree, path)
+        model, problems = _validate(kind, tree, path)
         self.found.extend(problems)
         return model
 
@@ -268,7 +268,7 @@ def _instead_of_word(word: str, values: Mapping[str, str], names: Sequence[str])
     return known_here(sorted(names))
 
 
-def _validated(kind: type[Model], tree: object, path: str) -> tuple[Model | None, list[Problem]]:
+def _validate(kind: type[Model], tree: object, path: str) -> tuple[Model | None, list[Problem]]:
     """A tree as a model; None, and every problem, where it does not hold. path: of the tree, dotted."""
     from pydantic import ValidationError  # a quarter of the time that a refusal takes
 

@@ -130,7 +130,7 @@ def halve(batches: Sequence[Batch], reason: str, again: Callable[[Sequence[Batch
 
 
 def _check_answers(backend: Backend, batches: Sequence[Batch], answers: Sequence[Results]) -> list[Results]:
-    """What a backend gave for each batch, as far as it keeps the rules."""
+    """Return a backend's results of each batch, as far as they keep the rules."""
     if len(answers) != len(batches):
         raise RuntimeError(f"the backend gave {len(answers)} results for {len(batches)} batches")
     for batch, results in zip(batches, answers, strict=True):

@@ -53,7 +53,7 @@ _width: ContextVar[Width] = ContextVar("width", default=WIDTHS["page"])
 
 @dataclass(frozen=True)
 class Frame:
-    """What stands around the panels of a chart.
+    """Texts around the panels of a chart.
 
     title: the answer that the figure gives, a sentence. note: how to read it. panel: column whose values get a panel
     each; none: a single panel.
@@ -338,7 +338,7 @@ class _Arrangement:
         artist.set_text("\n".join([*lines, line]))
 
     def _overflows(self) -> list[tuple[float, float, float, float]]:
-        """How far the texts of each panel reach beyond it [inch]: left, right, below, above."""
+        """Overhang of the texts of each panel beyond it [inch]: left, right, below, above."""
         beyond = []
         for panel in self.sheet.panels:
             inner = panel.get_window_extent(self.renderer)

@@ -150,7 +150,7 @@ def _bracketed(unit: Scale) -> str:
 
 
 def _agreement_title(both: pd.DataFrame, axes: Sequence[Axis], names: tuple[str, str]) -> str:
-    """How far the coarser level is off, in the median, for each objective."""
+    """Median error of the coarser level, for each objective."""
     errors = [f"{axis.label} {100 * both[f'{axis.column}.error'].median():+.1f} %" for axis in axes]
     return f"{names[0].capitalize()} against {names[1]}, median error: {', '.join(errors)}"
 

@@ -47,7 +47,7 @@ _NUMBERED = re.compile(r"(\D*?)(-?\d+(?:\.\d+)?)(\D*)")
 
 @dataclass(frozen=True)
 class SeriesStyle:
-    """How a name is drawn. label: words for it; colour: `#rrggbb`; marker: as matplotlib names it."""
+    """Look of a name in figures. label: words for it; colour: `#rrggbb`; marker: as matplotlib names it."""
 
     label: str
     colour: str
@@ -198,7 +198,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Scale:
-    """How values become numbers on an axis. factor: number = value x factor; text: the unit with its prefix.
+    """Conversion of values to numbers on an axis. factor: number = value x factor; text: the unit with its prefix.
 
     unit: the unit without prefix where every tick has a prefix of its own, as the axis spans too much for one.
     """

@@ -113,7 +113,7 @@ def _steps(
         change = unit.factor * (times[1] - times[0])
         panel.vlines(at, row - 1.36, row + 0.36, color=_PALE, lw=0.8, zorder=0)
         panel.barh(row, change, 0.72, left=at, color=colours[cause].colour)
-        bars.append((min(at, at + change), max(at, at + change), _signed(change, unit, first)))
+        bars.append((min(at, at + change), max(at, at + change), _with_sign(change, unit, first)))
         at += change
         names.append(cause)
         reached.append(at)
@@ -130,7 +130,7 @@ def _steps(
     return begin > 0
 
 
-def _signed(change: float, unit: Scale, whole: float) -> str:
+def _with_sign(change: float, unit: Scale, whole: float) -> str:
     if abs(change) < 1e-9 * whole:
         return "0"
     return f"{'+' if change > 0 else '−'}{unit.tick(float(f'{abs(change):.3g}'))}"

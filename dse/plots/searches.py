@@ -32,7 +32,7 @@ Curve = tuple[Any, Any]
 
 
 def _median_with_interval(chosen: Mapping[str, SeriesStyle]) -> dict[str, Any]:
-    """What seaborn is told to draw medians with their 95 % bootstrap intervals, in the looks of names."""
+    """Settings with which seaborn draws medians with their 95 % bootstrap intervals, in the looks of names."""
     looks = {"palette": {name: look.colour for name, look in chosen.items()}, "legend": False}
     return {**looks, "estimator": "median", "errorbar": ("ci", 95), "n_boot": _BOOTSTRAPS, "seed": 0}
 

@@ -45,12 +45,14 @@ _DECADE = 10.0
 def dots(rows: pd.DataFrame, value: Axis, *, row: str, by: str, frame: Frame) -> FigureSheet:
     """Plot a dot for each `by` in each `row`, with a line from the baseline (`value.centre`), the best row first.
 
-    rows: one for each dot; a column `ideal` is drawn as a black bar, and `bound` as a bracket that nothing passes;
-    `range_low` and `range_high` as a line through the dot, where they hold numbers. Of more than 40 rows of names, the
-    first and the last 20 are drawn. All panels have the same axis.
+    rows: one for each dot; a column `ideal` is drawn as a black bar, and `bound` as a bracket, beyond which no ideal is
+    drawn; `range_low` and `range_high` as a line through the dot, where they hold numbers. Of more than 40 rows of
+    names, the first and the last 20 are drawn. All panels have the same axis.
     """
+    if set(_LIMITS) <= set(rows):
+        rows = rows.assign(ideal=rows["ideal"].mask(rows["ideal"] > rows["bound"])).dropna(axis="columns", how="all")
     groups, note = frame.panels(rows, value.column)
-    order, note = _ranked(rows, value, row=row, note=note)
+    order, note = _rank_rows(rows, value, row=row, note=note)
     chosen = looks(rows[by].unique())
     height = row_inches(max(1.1, 0.34 * len(chosen))) * len(order)
     drawn = sheet(len(groups), Frame(frame.title, note), height=height, columns=_columns(order, 1.5))
@@ -73,7 +75,7 @@ def dots(rows: pd.DataFrame, value: Axis, *, row: str, by: str, frame: Frame) ->
     return drawn
 
 
-def _ranked(rows: pd.DataFrame, value: Axis, *, row: str, note: str) -> tuple[list[str], str]:
+def _rank_rows(rows: pd.DataFrame, value: Axis, *, row: str, note: str) -> tuple[list[str], str]:
     """Names of rows, the largest value (of times: the smallest) first, and the note; at most 40."""
     groups = rows.groupby(rows[row].astype(str), sort=False)[value.column]
     best = groups.min() if value.unit == "s" else -groups.max()

@@ -84,7 +84,7 @@ def tables_of_winners(
     elif len(best):
         measure = helpful_measurement(record, outputs.read_config().get("system"))
         lines = best.groupby(_apart(record, best), sort=False, dropna=False).ngroup().to_numpy()
-        yield winners_in_words(record, best[lines < most])
+        yield winners_in_words(record, best[lines < most], of=best)
         yield from filter(None, [_ties_in_words(record, table, len(best))])
         if (left := int(lines.max()) + 1 - most) > 0:
             what = "scenarios" if len(_apart(record, best)) == 1 else "rows"
@@ -114,12 +114,13 @@ def _apart(record: Mapping[str, Any], best: pd.DataFrame) -> list[str]:
     return ["scenario", *(path for path in Contest.of(record).answer.by if path in best)]
 
 
-def winners_in_words(record: Mapping[str, Any], best: pd.DataFrame) -> Table:
+def winners_in_words(record: Mapping[str, Any], best: pd.DataFrame, of: pd.DataFrame | None = None) -> Table:
     """A row for each winner: what was chosen in words, the metrics that the study shows, and what limits it.
 
-    What all winners of three scenarios or more have in common is said once, below the table. Where the study has a
-    path whose values are columns, a row has the first quantity at each of them.
+    What all winners of three scenarios or more (of: all, where `best` is some) have in common is said once, below the
+    table. Where the study has a path whose values are columns, a row has the first quantity at each of them.
     """
+    every = best if of is None else of
     if Contest.of(record).answer.across in best:
         return _winners_across(record, best)
     apart = _apart(record, best)
@@ -127,7 +128,7 @@ def winners_in_words(record: Mapping[str, Any], best: pd.DataFrame) -> Table:
     over = Contest.of(record).answer.over
     # metrics among the shown columns are no choices
     knobs = [path for path in knobs if path not in record["units"] and path not in (*apart, *over)]
-    common = common_choices(best, knobs) if len(best) >= _FEWEST_IN_COMMON else []
+    common = common_choices(every, knobs) if len(every) >= _FEWEST_IN_COMMON else []
     metrics = _shown_metrics(record, best)
     shared = choice_in_words(best.iloc[0], common) if common else ""
     varied = [path for path in knobs if path not in common]
@@ -136,7 +137,7 @@ def winners_in_words(record: Mapping[str, Any], best: pd.DataFrame) -> Table:
     limited = any(record["limits"].values()) and len(apart) == 1 and not over
     notes = [f"all: {shared}"] if shared else []
     notes += [f"each at its worst by {', '.join(map(words, over))}"] if over else []
-    notes += _advice_lines(best["scenario"], choices)
+    notes += _advice_lines(every["scenario"], [read_decision(record, key) for key in every["key"]])
     surely = any(choices)
     names = [
         *apart,

@@ -57,12 +57,8 @@ def open_untrusted(path: Path) -> Iterator[IO[bytes]]:
             raise
         rule = "is a link" if path.is_symlink() else "is not there" if not exists(path) else "is no plain file"
         raise file_error(path, rule) from error
-    with os.fdopen(handle, "rb") if _is_plain(handle) else _close_and_refuse(path, handle) as file:
+    with os.fdopen(handle, "rb") if stat.S_ISREG(os.fstat(handle).st_mode) else _close_and_refuse(path, handle) as file:
         yield file
-
-
-def _is_plain(handle: int) -> bool:
-    return stat.S_ISREG(os.fstat(handle).st_mode)
 
 
 def _close_and_refuse(path: Path, handle: int) -> NoReturn:
@@ -93,7 +89,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def _of_folder(parse: Callable[[], Any]) -> Any:
-    """What a parser makes of a file; what it refuses is refused with the way out of a damaged folder."""
+    """Parse a file; what the parser refuses is refused with the way out of a damaged folder."""
     try:
         return parse()
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""What `dse.run` returns: the tables, the answer and the figures of a finished study, read when they are asked for."""
+"""The result of `dse.run`: the tables, the answer and the figures of a finished study, read when they are asked for."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class StudyResult:
 
     @cached_property
     def _draws(self) -> dict[str, Draw]:
-        """What draws each figure, by name."""
+        """Functions that draw each figure, by name."""
         front = [("front", draw) for _, draw in report.front_figure(self._outputs, self.table)]
         return {**dict(front), **dict(report.figures(self._outputs, self._module, self.table))}
 

@@ -1,4 +1,4 @@
-"""What a person at a terminal asks first: help, completion, and whether the installation works."""
+"""First questions of a person at a terminal: help, completion, and whether the installation works."""
 
 from dse.plugins import Command
 

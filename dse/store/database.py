@@ -95,7 +95,7 @@ class Database:
         weakref.finalize(self, self._engine.dispose)  # a database that is dropped must not keep connections
 
     def __str__(self) -> str:
-        return _display_name(self._url, self.file)
+        return str(self.file) if self.file else hidden(self._url)
 
     @property
     def dialect(self) -> Any:
@@ -260,10 +260,6 @@ def _sqlite_file(url: str) -> Path | None:
     match = re.fullmatch(r"sqlite:///([^?]+)", url)
     # relative paths may change their meaning
     return None if match is None or match[1] == ":memory:" else Path(match[1]).resolve()
-
-
-def _display_name(url: str, file: Path | None) -> str:
-    return str(file) if file else hidden(url)
 
 
 def _make_folder(file: Path) -> None:

@@ -57,7 +57,7 @@ class Influence:
 
     @property
     def is_read(self) -> bool:
-        """Whether the number changes anything at all."""
+        """True if the number changes anything at all."""
         return bool(self.most)
 
     def objective(self, goals: Iterable[str]) -> float:

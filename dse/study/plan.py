@@ -396,7 +396,7 @@ def _check_knobs(check: Problems, spaces: Sequence[Space], section: str = "space
             (scenario, option, needed)
             for scenario in spaces
             for option in options
-            if (needed := _condition(scenario, knob, option)) is not None
+            if (needed := scenario.backend.condition(knob.path, scenario.tree(option))) is not None
         )
         if (fit := next(fitting, None)) is None:
             rule, way = _no_knob(space, knob.path, options)
@@ -469,10 +469,6 @@ def _values_to_check(knob: Knob) -> Sequence[Any]:
         return knob.values or (knob.low, knob.high)
     # both ends included
     return [knob.values[place * (count - 1) // (_MOST_CHECKED - 1)] for place in range(_MOST_CHECKED)]
-
-
-def _condition(space: Space, knob: Knob, option: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    return space.backend.condition(knob.path, space.tree(option))
 
 
 def _siblings(tree: Tree, path: str) -> list[str]:

@@ -70,7 +70,7 @@ class Study(Frozen):
     columns of the table shown for each winner. uncertainty: constants of the design -> how far off they may be, as a
     share (`dse.analysis.robustness`). probes: points beside the space, by name (`Probe`). data_dir: folder of measured
     tables, for studies that read such; the backend finds it in the design as `data_dir`. answer: what answers the
-    question, and which rows may win.
+    question, and which rows may win. terms: columns of its own tables -> what they mean.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,80}$")]  # name of folders and part of names of files
@@ -89,6 +89,7 @@ class Study(Frozen):
     probes: Mapping[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,40}$")], Probe] = Field(default_factory=dict)
     data_dir: str | None = None
     answer: Answer = Answer()
+    terms: Mapping[str, str] = Field(default_factory=dict)
 
 
 MOST_TRIALS = 10_000_000
@@ -156,10 +157,13 @@ class Figures(Frozen):
 
 class Decide(Frozen):
     """The section `decide`. least: probability of being the fastest from which a winner is decided. samples: draws of
-    the errors of predictions; 0 for none, and no intervals.
+    the errors of predictions; 0 for none, and no intervals. A plan keeps a choice whose interval reaches below 1 by at
+    most `loses`, where its median gain is more than `gains`.
     """
 
     least: Annotated[Number, Field(gt=0, lt=1)] = 0.8
+    loses: Annotated[Number, Field(ge=0, lt=1)] = 0.005
+    gains: Annotated[Number, Field(ge=0, lt=1)] = 0.01
     samples: Annotated[Integer, Field(ge=0, le=100_000)] = 256
 
 

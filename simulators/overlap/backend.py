@@ -85,7 +85,7 @@ class OverlapBackend(Backend):
         return has_axis(design, path)
 
     def takes_long(self, design: BaseModel) -> bool:
-        """Whether the schedule is searched for."""
+        """True if the schedule is searched for."""
         assert isinstance(design, OverlapDesign)
         return isinstance(design.schedule, ScheduleKnobs) and design.schedule.searches
 

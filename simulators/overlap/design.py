@@ -253,7 +253,7 @@ class DesignReader:
             unread = section == "system" and not reads(ScheduleSystem, name, tree["system"])
             return None if unread or get_path(tree, path) is None else {}
         kind = schedule_type(tree)
-        if name not in kind.model_fields or _is_pinned(kind, name):  # fixed by the family
+        if name not in kind.model_fields or kind.model_fields[name].annotation is type(None):  # a family fixes it
             return None
         return {f"schedule.{key}": value for key, value in condition(kind, name).items()}
 
@@ -280,8 +280,3 @@ def schedule_type(tree: Tree) -> type[Any]:
         raise ConfigError([Problem("schedule.family", "is missing", way_out=way)])
     schedule: type[Schedule] = plugins.load("schedule", str(family))
     return schedule
-
-
-def _is_pinned(kind: type[BaseModel], name: str) -> bool:
-    """Return True if a family fixes a shared knob to None, so that it is not a choice."""
-    return kind.model_fields[name].annotation is type(None)

@@ -8,7 +8,7 @@ lengths, of which `iterations` says which stand for it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -62,7 +62,7 @@ from simulators.workloads.experts import ExpertKernels
 from simulators.workloads.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
-_VERSION = "17"  # part of every result's key: raised where results change
+_VERSION = "18"  # part of every result's key: raised where results change
 
 
 class _AnyModel(Frozen):
@@ -195,7 +195,8 @@ def _rules_of_sites(design: ScheduledDesign, tp: int) -> Iterator[Rule]:
             text = "overlaps sums with gradients of weights, which sites.{0} schedules"
             way = "set parallel.backward_sums=waited"
             yield Rule("parallel.backward_sums", True, text, design.parallel.backward_sums, (beside[0],), way)
-        yield from site_rules(scheduled, [block.ops for block in _blocks(design)])
+        # of an epoch, the shortest sequence leaves a schedule the fewest rows
+        yield from site_rules(scheduled, [block.ops for block in _blocks(_of_length(design, np.min))])
 
 
 def _weight_copies(design: StepDesign) -> WeightQuantiser | None:
@@ -258,11 +259,16 @@ def _of_epoch(design: StepDesign) -> dict[str, Floats]:
 
 def typical(design: StepDesign) -> StepDesign:
     """The design at one sequence length: of an epoch, the mean one of its iterations."""
+    return _of_length(design, np.mean)
+
+
+def _of_length(design: StepDesign, choose: Callable[[NDArray[np.int64]], Any]) -> StepDesign:
+    """The design at one sequence length, which of an epoch is chosen among those of its iterations."""
     if design.lengths is None:
         return design
-    lengths = Epoch.of(iteration_lengths(design.lengths, design.run.batch, design.run.seed)).lengths
-    typical: StepDesign = put(design, _LENGTH, round(float(np.mean(lengths))))
-    return typical
+    lengths = iteration_lengths(design.lengths, design.run.batch, design.run.seed)
+    changed: StepDesign = put(design, _LENGTH, round(float(choose(lengths))))
+    return changed
 
 
 _LENGTH = "run.sequence_length"

@@ -1,4 +1,4 @@
-"""What the backward pass and the reductions of gradients beside it cost each other.
+"""Slowdowns of the backward pass and of the reductions of gradients beside it.
 
 While kernels of a library reduce gradients, they hold CUs, and move bytes over links and through the HBM:
 

@@ -49,7 +49,7 @@ class StepErrors:
         if isinstance(op.work, Product):
             sizes |= {name: single(getattr(op.work, name)) for name in ("m", "n", "k")}
             key = self.linear if op.kind in ("linear", "fc") else self.precision
-            return self.draws.factor("gemm", _name(sizes, "mnk"), key=key, sizes=sizes)
+            return self.draws.factor("gemm", " ".join(f"{sizes[name]:g}" for name in "mnk"), key=key, sizes=sizes)
         if isinstance(op.work, Stream):
             sizes["bytes"] = single(op.work.bytes)
             return self.draws.factor("elementwise", op.name, key=op.work.like or "", sizes=sizes)
@@ -98,7 +98,3 @@ def draw_steps(
         errors = StepErrors(own, run.precision, run.products or run.precision, design.kernels.name)
         times[place] = iterate(design, errors).seconds
     return times, draws.basis
-
-
-def _name(sizes: Mapping[str, float], names: str) -> str:
-    return " ".join(f"{sizes[name]:g}" for name in names)

@@ -94,7 +94,7 @@ def without(tree: Tree, name: str, steps: Steps) -> dict[str, Any] | None:
         return None
     less = with_values(tree, CHOICES[name])
     # a choice may be what gives a step some of its sites
-    sites = {path: value for path, value in _sites_of(less).items() if value != SERIAL}
+    sites = {f"sites.{name}": text for name, text in (less.get("sites") or {}).items() if text != SERIAL}
     less = with_values(less, {f"sites.{site}": SERIAL for site in absent_sites(less, sites, steps)})
     return less if is_legal(less, steps) else None
 
@@ -136,10 +136,6 @@ def absent_sites(tree: Tree, values: Values, steps: Steps) -> list[str]:
 
 
 _SITE_PATHS = frozenset(f"sites.{name}" for name in SITES)
-
-
-def _sites_of(tree: Tree) -> dict[str, Any]:
-    return {f"sites.{name}": text for name, text in (tree.get("sites") or {}).items()}
 
 
 def _copy(tree: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the hardware alone would give: the least time of a step with ideal schedules at its sites.
+"""The bound of the hardware alone: the least time of a step with ideal schedules at its sites.
 
 Candidates are those of `candidates=ideal` (no barrier, no time of a host, kernels as fast as the library's), one of a
 family: in four chunks, moved by copy engines. Sites are decided one after the other, with tokens split or not.
@@ -44,10 +44,10 @@ def _least_seconds(backend: StepBackend, tree: Mapping[str, Any], changes: Mappi
 
 
 def _seconds(backend: StepBackend, tree: Mapping[str, Any]) -> float:
-    """Time of a step [s]; infinite where it breaks a rule, or a short sequence has fewer rows than chunks."""
+    """Time of a step [s]; infinite where it breaks a rule."""
     try:
         (result,) = backend.evaluate([Batch(backend.design(tree))])
-    except (ConfigError, ValueError):
+    except ConfigError:
         return float("inf")
     return float(result.metrics[_TIME][0]) if result.ok.all() else float("inf")
 

@@ -156,7 +156,7 @@ class Gradients:
 
     @cached_property
     def slowdowns(self) -> Slowdowns:
-        """What reductions of gradients and the backward pass cost each other."""
+        """Slowdowns of reductions of gradients and of the backward pass by each other."""
         # exchanged layer by layer, or with nobody
         alone = self.passes.parallel.zero > 1 or np.all(np.asarray(self.passes.parallel.replicas) == 1)
         if self.contended is None or not self.passes.is_training or alone:

@@ -149,7 +149,7 @@ class Candidates:
 
     @property
     def fitting(self) -> Candidates:
-        """Those that fit."""
+        """Layouts that fit."""
         places = np.flatnonzero(self.memory_share <= 1).tolist()
         return Candidates(
             [self.layouts[at] for at in places], self.seconds[places], self.memory_share[places], self.reasons

@@ -21,6 +21,11 @@ Floats = NDArray[np.float64]
 _SERIALIZED = ("tp", "ep", "cp", "etp")  # messages of pp are counted apart, gradients of dp overlap the backward pass
 _GEMMS = ("linear", "fc", "attention")  # kinds of operators with products
 SHARES = (*KINDS, "communication", "bubble", "quantisation", "host", "drafts")
+_MEANT = {
+    "linear": "projections of attention",
+    "fc": "feed-forward layers",
+    "activation": "activation functions, rotary embeddings, copies and sums",
+}
 METRICS: Mapping[str, Metric] = {
     "iteration_s": Metric("s", "one iteration: all micro-batches, and the optimizer's update"),
     "tokens_per_s": Metric("1/s", "tokens (or frames) of all replicas over the iteration", "maximize"),
@@ -60,7 +65,10 @@ METRICS: Mapping[str, Metric] = {
     "bytes_per_parameter": Metric("B", "state_bytes / weights on the GPU"),
     "activation_bytes": Metric("B", "kept for backward passes (of inference: keys and values)"),
     "memory_share": Metric("fraction", "memory_bytes / capacity of the GPU"),
-    **{f"share_{name}": Metric("fraction", f"of the iteration in {name}", high=1.0) for name in SHARES},
+    **{
+        f"share_{kind}": Metric("fraction", f"of the iteration in {_MEANT.get(kind, kind)}", high=1.0)
+        for kind in SHARES
+    },
 }
 
 

@@ -189,7 +189,7 @@ class ModelBlock:
 
     @property
     def trained_experts(self) -> ArrayLike:
-        """Those of experts among them."""
+        """Weights of experts among them."""
         return self.expert_params if self.trained is None else 0.0
 
     @property

@@ -151,7 +151,7 @@ class TensorGroup:
         self.serial_s.update({name: _taken(seconds, places) for name, seconds in larger.serial_s.items()})
 
     def effect(self, schedule: Any, workload: Workload) -> Effect:
-        """What a schedule makes of a GEMM and its collective; remembered for single numbers."""
+        """Effect of a schedule on a GEMM and its collective; remembered for single numbers."""
         effect: Effect = self._remembered(schedule, workload, self.effects, self._effect)
         return effect
 
@@ -177,7 +177,7 @@ class TensorGroup:
 
     @staticmethod
     def _remembered(chosen: BaseModel, workload: Workload, memory: dict[Any, Any], compute: Any) -> Any:
-        """What is computed of a model and a workload, once for single numbers."""
+        """Compute from a model and a workload, once for single numbers."""
         numbers = [value for part in (chosen, workload) for _, value, _ in leaves(part)]
         # arrays would need comparing, and seldom come twice
         if any(isinstance(value, np.ndarray) for value in numbers):
@@ -323,7 +323,7 @@ class SiteSchedules:
             yield software.size_rule(f"sites.{at.name}", where[0], columns=columns, bytes_per_gpu=shared)
         for rule in schedule.rules(self.group.system, workload):
             # reported by the path that was typed
-            yield replace(rule, path=re.sub(r"^schedule\b", f"sites.{at.name}", rule.path))
+            yield replace(rule, path=re.sub(r"^(schedule|workload.operators.gather)\b", f"sites.{at.name}", rule.path))
 
 
 def _scaled(task: Interval, length: float, begun: float) -> Interval:

@@ -141,11 +141,6 @@ def _merge(sizes: Sizes) -> Iterator[Op]:
     yield Op("merge", "linear", "forward", product(sizes.hidden / sizes.tp, sizes.tokens, 2 * sizes.hidden))
 
 
-def _merge_weights(sizes: Sizes) -> Any:
-    """Weights of one GPU of the product of a merge."""
-    return 2 * sizes.hidden**2 / sizes.tp
-
-
 def _halves(sizes: Sizes) -> Iterator[Op]:
     """Operators of a layer, forward, of two halves of the tokens in turns; norms are computed by the sums."""
     for part in (_attention, _feed_forward):
@@ -186,13 +181,8 @@ def _positions_and_cache(sizes: Sizes, prefix: str) -> Iterator[Op]:
         rotated = Stream(moved, like="rotary", like_bytes=moved)
         yield Op(f"{prefix}rotary", "activation", "forward", rotated)
     if sizes.run.mode != "training":
-        moved = _cache_bytes(sizes, 2 * keys)  # keys and values, read and written
+        moved = 2 * keys + 2 * keys * (sizes.cached_element / sizes.element)  # keys and values, read and written
         yield Op(f"{prefix}cache", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
-
-
-def _cache_bytes(sizes: Sizes, tensor: Any) -> Any:
-    """Bytes of a kernel that reads a tensor and writes it into the cache."""
-    return tensor + tensor * (sizes.cached_element / sizes.element)
 
 
 def _transpose(sizes: Sizes, prefix: str, passes: Passes) -> Op:
@@ -312,7 +302,7 @@ def _weights_of_kind(sizes: Sizes, kind: LayerKind) -> tuple[Any, Any]:
     parts = _parts(sizes, kind)
     beside = np.asarray(kind.vectors, float)
     if kind.mixer in ("state", "merge"):
-        beside = beside + (state_weights(sizes)[1] if kind.mixer == "state" else _merge_weights(sizes))
+        beside = beside + (state_weights(sizes)[1] if kind.mixer == "state" else 2 * sizes.hidden**2 / sizes.tp)
     return sum(parts.values(), beside), 2 * len(parts) + 3
 
 

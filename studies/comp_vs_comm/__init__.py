@@ -287,7 +287,7 @@ def _against(
 
     signed: mean error instead, above 0 where projections are too long.
     """
-    sizes = _sizes(table)
+    sizes = {path: table[path].to_numpy(float) for path in AXES}
     ours = by_kind(iteration(put_all(design, {**sizes, "parallel.dp": 1})))
     size = Size(*(sizes[path] for path in AXES[:4]))
     theirs = project_layer(_profile(design, baseline), size, sizes[FASTER])
@@ -377,10 +377,6 @@ def _internode(table: pd.DataFrame, network: pd.DataFrame, design: StepDesign) -
     text += f" % over 1/{slower:g} (a yes needs {_EXPOSED:g} %, from less)"
     # links as fast as inside must hide them
     return {"comp_vs_comm.internode_exposes_dp": ClaimResult(bool(exposed[1] >= _EXPOSED > exposed[0]), text)}
-
-
-def _sizes(table: pd.DataFrame) -> dict[str, Any]:
-    return {path: table[path].to_numpy(float) for path in AXES}
 
 
 # Public models, errors, generations

@@ -37,7 +37,7 @@ from studies.plan.fitting import does_not_fit
 from studies.plan.flips import Uncertain
 from studies.plan.judged import answer as judgement
 from studies.plan.judged import decide_given, given_plan, is_judged, judgements, times_figure
-from studies.plan.plan_file import all_leaves, check_plan, read_plan
+from studies.plan.plan_file import all_leaves, check_plan, over_step, read_plan, step_words
 from studies.plan.stacks import measured_line, named, software_line, stack_words, tool_facts, ways
 from studies.plan.step_plan import MEMORY, SITE_PATHS, TIME, StepPlan, alone_rows, plans, rates_of_a_gpu
 from studies.plan.stored_weights import stored_line
@@ -103,15 +103,15 @@ class PlanStudy(Plain):
 
     def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
         """`plan.yaml`, and one layer before and after."""
-        table = run.outputs.read_table("results")
+        table, step = run.outputs.read_table("results"), {"step": step_words(run.provenance["overrides"])}
         if is_judged(table):
-            yield "plan.yaml", given_plan(run.config)
+            yield "plan.yaml", {**given_plan(run.config), **step}
             return
         decided = as_decided(plans(table, run.config), run.outputs.read_json("summary").get("decisions"))
         of_scenarios = [plan for plan in decided if plan.fits]
         trees = {plan.name: plan.tree() for plan in of_scenarios}
         if trees:
-            yield "plan.yaml", next(iter(trees.values())) if len(trees) == 1 else trees
+            yield "plan.yaml", {**next(iter(trees.values())), **step} if len(trees) == 1 else trees
         for plan in of_scenarios[:1]:
             if plan.best.get("parallel.exchanges") != "two_micro_batches":  # whose layers are of two
                 before, after = (_layer(plan.step(row)) for row in (plan.serial, plan.best))
@@ -135,8 +135,8 @@ def _costs_at(site: str, text: str) -> str:
     software = implementation(text.partition(" ")[0])
     if software is None:
         return ""
-    costs = (f"{knob} {value} ({kind})" for knob, value, kind in software.constants(place_of(software, site)))
-    return f"{software.name} costs: {', '.join(costs)} (conf/implementation)"
+    costs = [f"{knob} {value} ({kind})" for knob, value, kind in software.constants(place_of(software, site))]
+    return f"{software.name} costs: {', '.join(costs) or 'nothing more'} (conf/implementation)"
 
 
 def _ideal_line(plan: StepPlan) -> str:
@@ -319,7 +319,8 @@ def _gains(table: pd.DataFrame) -> pd.DataFrame:
     for plan in (plan for plan in as_decided(plans(table, {}), table.attrs.get("decisions")) if plan.fits):
         # over the software as it comes, which the table alone does not name
         gains = {**dict(alone_rows(plan)), "all together": plan.decision.get("gain", plan.gain)}
-        ends = {**plan.decision.get("alone", {}), "all together": [plan.decision.get(end) for end in ("low", "high")]}
+        ends = {name.replace("_", " "): span for name, span in plan.decision.get("alone", {}).items()}
+        ends |= {"all together": [plan.decision.get(end) for end in ("low", "high")]}
         for name, gain in gains.items():
             low, high = ends.get(name, (None, None))
             rows.append({"scenario": plan.name, "choice": name, "gain": gain, "range_low": low, "range_high": high})
@@ -376,6 +377,9 @@ def command(words: Sequence[str]) -> CommandAnswer:
 
     files = [word.partition("=")[2] for word in words if word.startswith("plan=")]
     typed = [word for word in words if not word.startswith("plan=")]
+    if files:
+        read = read_plan(Path(files[-1]))
+        typed = over_step(read.step, typed, read.plan)
     typed = [*typed, *stack_words(typed)]
     typed = _with_layouts(typed) if "parallel=auto" in typed and not files else typed
     _check_gpus(typed)

@@ -1,9 +1,9 @@
 """Certainty of a plan: the simplest setting that is as fast as the fastest within the noise, and how sure it is.
 
 Times of the points of a plan are drawn with the same errors (`simulators.hardware.residuals`). A choice stays where
-the 90 % interval of the time without it, over the time with it, is above 1, or touches 1 from above and gains at the
-median: it may gain nothing, but never costs. All others are left off, those that gain least first, as nobody could
-tell the difference.
+the 90 % interval of the time without it, over the time with it, is above 1, or touches 1 from above (`decide.loses`)
+and gains at the median (`decide.gains`): it may gain nothing, but never costs. All others are left off, those that
+gain least first, as nobody could tell the difference.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from studies.plan.step_plan import TIME, Choice, StepPlan
 
 Floats = NDArray[np.float64]
 _MOST_RIVALS = 3  # whose times are drawn: those that come next
-_NEVER_SLOWER = 0.995  # ratio of times that is shown as 1: a lower end above it is not slower
-_GAINS = 1.01  # ratio of times at the median from which a choice gains
 
 
 @dataclass(frozen=True)
@@ -63,8 +61,8 @@ class DrawnPlan:
 
     def never_slower(self, before: Any, after: Any) -> bool:
         """Tell whether a point is not slower than another one by more than rounding, and faster at the median."""
-        median = float(np.median(self.times(before) / self.times(after)))
-        return self.gain(before, after)[0] >= _NEVER_SLOWER and median > _GAINS
+        median, bounds = float(np.median(self.times(before) / self.times(after))), self.planned.settings.decide
+        return self.gain(before, after)[0] >= 1 - bounds.loses and median > 1 + bounds.gains
 
     def _stands_out(self, before: Any, after: Any) -> bool:
         return self.gain(before, after)[0] > 1 or self.never_slower(before, after)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.errors.parsing import parse_yaml
 from dse.files import read_text
+from dse.study import settings
 from simulators.steps.choices import OFF
 from simulators.steps.sites import SERIAL, SITES, read_schedule
 from simulators.workloads.model import Optimizer, Parallel, Run
@@ -23,6 +24,7 @@ SECTIONS = ("sites", "parallel", "run", "optimizer", "system")
 """Sections of a plan."""
 
 
+_OF_A_RUN = {*settings.SECTIONS, "given", "layouts", "candidates", ""} - {"simulator"}
 _MOST_BYTES = 1 << 20  # a plan is a page
 
 
@@ -30,12 +32,30 @@ _MOST_BYTES = 1 << 20  # a plan is a page
 class PlanFile:
     """A plan that was read. tool: whose settings it was; "" where a run of `plan` wrote it, or a person.
 
-    unread: settings of the tool that change a step and are not modelled.
+    unread: settings of the tool that change a step and are not modelled. step: overrides that the step of the plan has.
     """
 
     plan: dict[str, Any]
     tool: str = ""
     unread: tuple[str, ...] = ()
+    step: tuple[str, ...] = ()
+
+
+def step_words(words: Iterable[str]) -> list[str]:
+    """Overrides, among those of a run, that the step of its plan has."""
+    return [word for word in words if _path(word).partition(".")[0] not in _OF_A_RUN and word[0] not in "~-"]
+
+
+def over_step(step: Sequence[str], typed: Sequence[str], plan: Plan) -> list[str]:
+    """Typed overrides, after those of a step that neither they nor the plan replace."""
+    replaced = {*map(_path, typed), *(path for path, _ in all_leaves(plan))}
+    if not replaced.isdisjoint(("system", "run.mode", "kernels")):  # another machine or mode has other software
+        replaced.add("stack")
+    return [*(word for word in step if replaced.isdisjoint((_path(word), _path(word).partition(".")[0]))), *typed]
+
+
+def _path(word: str) -> str:
+    return word.lstrip("+").partition("=")[0]
 
 
 def read_plan(path: Path) -> PlanFile:
@@ -43,7 +63,7 @@ def read_plan(path: Path) -> PlanFile:
     way = "name the plan.yaml of a run of `python -m dse plan`"
     tree = parse_yaml(read_text(path, "plan", most=_MOST_BYTES, way_out=way), "plan")
     tool = tree.pop("tool", "") if isinstance(tree, dict) else ""  # not sections of the plan
-    unread = tree.pop("unread", []) if isinstance(tree, dict) else []
+    unread, step = (tree.pop(name, []) if isinstance(tree, dict) else [] for name in ("unread", "step"))
     if not isinstance(tree, Mapping) or not tree or not all(isinstance(part, Mapping) for part in tree.values()):
         raise ConfigError([Problem("plan", "holds no plan", str(path), way)])
     check = Problems()
@@ -54,9 +74,11 @@ def read_plan(path: Path) -> PlanFile:
         check.add("plan.tool", "is no tool", value=tool, way_out=did_you_mean(str(tool), tool_facts()))
     if not isinstance(unread, list):
         check.add("plan.unread", "is no list of settings", value=unread, way_out="leave it out")
+    if not isinstance(step, list) or step_words(map(str, step)) != step:
+        check.add("plan.step", "is no list of overrides of a step", value=step, way_out="leave it out")
     check.done()
     plan = {str(name): dict(entries) for name, entries in tree.items()}
-    return PlanFile(plan, str(tool), tuple(map(str, unread)))
+    return PlanFile(plan, str(tool), tuple(map(str, unread)), tuple(step))
 
 
 _NUM_SMS = "system.node.experts.num_sms"

@@ -72,7 +72,7 @@ class Links(Frozen):
 
     @classmethod
     def tree_of(cls, system: Tree) -> dict[str, Any] | None:
-        """Those of a system's tree; None where it does not say them all."""
+        """Links of a system's tree; None where it does not say them all."""
         node = system.get("node") or {}
         links = {name: node.get(name) for name in cls.model_fields}
         return None if None in links.values() else links

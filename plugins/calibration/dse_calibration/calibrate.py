@@ -158,13 +158,16 @@ def intervals(done: Calibration, source: str) -> list[ResidualGroup]:
 
 
 def interval_lines(groups: Sequence[ResidualGroup]) -> Iterator[str]:
-    """Yield how wide the intervals of each kind are by groups of a machine of its own, and were."""
-    for group in groups:
-        if not group.key and not group.where:
-            before = shipped_residuals().of(group.kind, group.gpu)
-            spans = [f"{100 * math.expm1((side.high - side.low) / 2):.0f} %" for side in (group, before)]
-            by = f"{group.rows} rows of yours" + (f", {group.basis}" if group.basis != "own" else "")
-            yield f"intervals of {group.kind}: +-{spans[0]}, before +-{spans[1]} ({by})"
+    """Yield the widths of the intervals of each kind by groups of one machine, and before; of wider parts, too."""
+    for group in (group for group in groups if not group.where):
+        before = shipped_residuals().of(group.kind, group.gpu, group.key)
+        now, then = (100 * math.expm1((side.high - side.low) / 2) for side in (group, before))
+        if group.key and now <= then:
+            continue
+        by = f"{group.rows} rows of yours" + (f", {group.basis}" if group.basis != "own" else "")
+        of = f"{group.kind} of {group.key}" if group.key else group.kind
+        wider = "; wider, as your rows are farther off the fit than the shipped ones" if now > then else ""
+        yield f"intervals of {of}: +-{now:.0f} %, before +-{then:.0f} % ({by}){wider}"
 
 
 def _rows_of_device(device: Device, rows: Sequence[MeasuredRows], file: Path) -> tuple[str, list[MeasuredRows]]:

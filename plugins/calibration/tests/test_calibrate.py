@@ -15,7 +15,7 @@ import yaml
 from dse.cli import main
 from dse.config.options import conf_dir
 from dse.errors import ConfigError
-from dse_calibration.calibrate import calibrate_rows
+from dse_calibration.calibrate import calibrate_rows, interval_lines
 from dse_calibration.collectives import COLLECTIVE_ROWS, MOST_COLLECTIVES
 from dse_calibration.fit import (
     LIBRARY_GEMMS,
@@ -35,7 +35,7 @@ from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
 from simulators.hardware.network import Protocols
 from simulators.hardware.parts import Efficiency
-from simulators.hardware.residuals import OWN, JointDraws
+from simulators.hardware.residuals import OWN, JointDraws, ResidualGroup
 
 DEVICE: dict[str, Any] = {
     "name": "own",
@@ -124,6 +124,13 @@ def test_constants_come_back_from_times_that_they_made(tmp_path: Path, device: P
         name for names in fitted.values() for name in names
     }
     assert (tmp_path / "out" / "figures" / "calibration.png").is_file()
+
+
+def test_intervals_that_get_wider_say_so() -> None:
+    widths = [("", 0.01), ("", 0.9), ("fp16", 0.01), ("fp16", 0.9)]  # narrow parts go without a line of their own
+    groups = [ResidualGroup("gemm", "h100_sxm", key, low=-half, high=half, basis="own") for key, half in widths]
+    narrow, wide, part = interval_lines(groups)
+    assert "wider" not in narrow and "; wider, as your rows" in wide and part.startswith("intervals of gemm of fp16: ")
 
 
 @pytest.mark.slow

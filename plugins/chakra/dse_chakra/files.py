@@ -106,7 +106,7 @@ def write_chakra(path: Path, trace: ExecutionTrace) -> None:
     with atomic_replacement(path) as partial, partial.open("wb") as file:
         _write(file, message("GlobalMetadata")(version=trace.version or VERSION))
         for node in trace.nodes:
-            _write(file, _encoded(node))
+            _write(file, _encode(node))
 
 
 def _decode_error() -> type[Exception]:
@@ -205,7 +205,7 @@ def _value(attribute: Any) -> Any:
     return getattr(attribute, name) if name and name.endswith("_val") else None
 
 
-def _encoded(node: TraceNode) -> Any:
+def _encode(node: TraceNode) -> Any:
     """The message of a node. Its microseconds are those of its ends, so that roundings do not add up."""
     begin = 0 if node.start_s != node.start_s else _microseconds(node.start_s)
     end = _microseconds(node.seconds if node.start_s != node.start_s else node.start_s + node.seconds)

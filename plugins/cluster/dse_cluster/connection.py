@@ -50,7 +50,7 @@ def connected(executor: ClusterExecutor) -> Iterator[Client]:
         target: Any = executor.address
         if target is None:
             stack.enter_context(_without_pages(executor))
-            target = stack.enter_context(_started(executor, security))
+            target = stack.enter_context(_start(executor, security))
         try:
             client = Client(target, security=security, timeout=_ANSWER_S, set_as_default=False, name="dse")
         except (OSError, TimeoutError) as error:
@@ -65,7 +65,7 @@ def connected(executor: ClusterExecutor) -> Iterator[Client]:
 
 
 @contextmanager
-def _started(executor: ClusterExecutor, security: Security | None) -> Iterator[Any]:
+def _start(executor: ClusterExecutor, security: Security | None) -> Iterator[Any]:
     """A cluster with workers of one thread each."""
     kind = executor.cluster
     settings: dict[str, Any] = dict(executor.settings)

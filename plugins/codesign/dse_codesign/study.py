@@ -308,7 +308,7 @@ def _chosen_table(machines: Machines) -> Table:
 
 
 def _ideal_text(machines: Machines) -> str:
-    """What ideal schedules, which software need not run, would give on the robust machine beyond its plans."""
+    """Gain of ideal schedules, which software need not run, on the robust machine beyond its plans."""
     machine = machines.all[machines.chosen["robust"]]
     judged, ideal = (judge.judge(machine, 1) for judge in (machines.judge, machines.judge.with_ideal()))
     tokens = "tokens_per_s"

@@ -22,7 +22,7 @@ _Outcome = Literal["yes", "no", "maybe", "past"]
 
 
 def decided(words: Sequence[str]) -> bool | None:
-    """Whether a test holds, from the words of its command; None where only a run would know."""
+    """Tell whether a test holds, from the words of its command; None where only a run would know."""
     if not words or words[0] not in TESTS:
         return None
     end = TESTS[words[0]]
@@ -38,7 +38,7 @@ def decided(words: Sequence[str]) -> bool | None:
 
 
 def _holds(words: Sequence[str]) -> bool | None:
-    """Whether operands and their operator hold."""
+    """Tell whether operands and their operator hold."""
     match words:
         case [operand] if not operand.startswith("-"):
             return bool(operand)

@@ -30,7 +30,8 @@ from simulators.steps.iteration import Iteration
 from simulators.steps.measures import memory
 from simulators.steps.scenarios import scenarios
 from studies.plan.judged import composed_design
-from studies.plan.plan_file import Plan, flattened, leaves_of, put_in
+from studies.plan.plan_file import Plan, flattened, leaves_of, over_step, put_in, read_plan
+from studies.plan.stacks import stack_words
 
 _OF_A_STEP = ("model", "system", "kernels", "simulator")  # groups of which one that is typed says which step is meant
 DEGREES = tuple(f"parallel.{name}" for name in ("tp", "pp", "dp", "cp", "ep", "zero"))
@@ -50,19 +51,20 @@ class PlannedStep:
 
     @classmethod
     def of(cls, plan: Path, words: Sequence[str]) -> PlannedStep | None:
-        """Build from the run beside a plan's file and words typed; None where neither says which step it is.
+        """Build from the run of a plan's file, or else the step in it, and words typed; None where none names a step.
 
         Raises ConfigError.
         """
-        run, recorded = plan.resolve().parent, list[str]()
+        run, step = plan.resolve().parent, read_plan(plan).step if plan.is_file() else ()
         provenance = Outputs(run).read_json("provenance") if (run / "provenance.json").is_file() else None
         if provenance is not None:
             recorded = [word for word in provenance.get("overrides", ()) if not word.startswith("+given.")]
-        elif not any(word.partition("=")[0] in _OF_A_STEP for word in words):
+        elif step or any(word.partition("=")[0] in _OF_A_STEP for word in words):
+            recorded = ["study=plan", *step]
+        else:
             return None
-        names = {word.partition("=")[0] for word in words}
-        texts = [*(word for word in recorded if word.partition("=")[0] not in names), *words]
-        texts = texts if any(text.startswith("study=") for text in texts) else ["study=plan", *texts]
+        texts = over_step(recorded, words, {})
+        texts += stack_words(texts)
         folder = None if provenance is None else provenance.get("config_dir")
         composed = request(texts, Path(folder) if folder else None)
         if composed.problems:

@@ -127,7 +127,7 @@ def by_names(file: SettingsFile) -> dict[str, Setting]:
 
 
 def _read_layers(text: str, plan: dict[str, Any]) -> list[str]:
-    tree = _parsed(text)
+    tree = _parse(text)
     if tree is None:  # user buffers are not initialised
         return []
     layers = read_layers(tree)
@@ -136,17 +136,17 @@ def _read_layers(text: str, plan: dict[str, Any]) -> list[str]:
     return [name for name, layer in layers.items() if not is_of_a_site(name, layer)]
 
 
-def _parsed(text: str) -> Any:
+def _parse(text: str) -> Any:
     return parse_yaml(text, "settings")
 
 
 def _yaml_values(text: str, by_name: Mapping[str, Setting]) -> Values:
-    tree = _parsed(text)
+    tree = _parse(text)
     if not isinstance(tree, Mapping):
         raise ConfigError([Problem("settings", "is no mapping of YAML", str(tree)[:40])])
     for name, value in tree.items():
         is_json = isinstance(value, str) and value.lstrip().startswith("{")
-        for path, leaf in flattened(str(name), _parsed(value) if is_json else value):
+        for path, leaf in flattened(str(name), _parse(value) if is_json else value):
             yield path, scalar(leaf) if isinstance(leaf, str) else leaf
 
 

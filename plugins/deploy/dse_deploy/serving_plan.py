@@ -26,7 +26,7 @@ from dse_deploy.arguments import plain, scalar
 from dse_deploy.command import texts_of, with_words
 from dse_deploy.reading import read
 from dse_deploy.settings import Setting, Tool, Written, tools, write
-from studies.plan.plan_file import Plan, put_in
+from studies.plan.plan_file import Plan, put_in, usual
 
 _SECTIONS = ("parallel", "run", "server", "engines")
 _APART = ("prefill", "decode")
@@ -190,6 +190,8 @@ class ServingFiles:
         unsaid = frozenset.intersection(*(part.unsaid for part in self.written.values()))
         for path in sorted(unsaid - {"parallel.ep", *variables}):
             value = get_path(next(iter(self.plans.values())), path)
+            if str(value).lower() == str(usual(path)).lower():
+                continue  # what engines do by themselves
             needed = f": none is needed with a checkpoint in {value}" if path in _OF_CHECKPOINT else ""
             yield f"no setting for {path} = {value}{needed}"
         overlap = engines.get("overlap", "waited")

@@ -220,7 +220,7 @@ class Row:
 
     @property
     def note(self) -> str:
-        """What it means, with the source."""
+        """Meaning of the setting, with the source."""
         return f"{self.meaning} ({self.source})"
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from dse.cli import main
 from dse.config.options import option_file
 from dse.errors import ConfigError
+from dse.space import get_path
 from dse_deploy import user_buffers
 from dse_deploy.command import nearest, write_all
 from dse_deploy.export import ToolFiles, answer
@@ -458,6 +459,22 @@ def test_what_is_written_fits_the_memory_or_is_refused_and_is_told_where_it_is_s
     assert main(["settings", *words, "run.sequence_length=4096", "to=megatron"]) == 0
     line = "what is written is slower than serial, by parallel.collectives = in_switch (by itself)"
     assert line in capsys.readouterr().out
+
+
+def test_a_plan_elsewhere_is_of_the_step_that_it_names(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = {"sites": {"ffn_out": "transformer_engine"}, "parallel": {"sequence_parallel": True}}
+    words = ["model=llama3_8b", "system=h100_8", "run.mode=training", "parallel.tp=8", "stack=megatron_2024"]
+    texts = []
+    for step, typed in ((words, []), ([], words), ([*words[:-1], "stack=deepseek"], words[-1:])):
+        Path("plan.yaml").write_text(yaml.safe_dump({**plan, "step": step} if step else plan))
+        assert main(["settings", "export", "plan=plan.yaml", "to=megatron", *typed]) == 0
+        texts.append(capsys.readouterr().out)
+    assert len(set(texts)) == 1 and "a step of llama3_8b: planned " in texts[0]
+    for mode, kernels in (("training", "megatron_2026"), ("prefill", "vllm")):  # the software of its mode
+        planned = PlannedStep.of(Path("plan.yaml"), [f"run.mode={mode}"])
+        assert planned is not None and get_path(planned.tree, "kernels.name").startswith(kernels)
+    Path("plan.yaml").write_text(yaml.safe_dump({**plan, "step": ["output_dir=elsewhere"]}))
+    assert main(["settings", "export", "plan=plan.yaml", "to=megatron", "parallel.tp=8"]) == 2
 
 
 def test_recomputing_everything_takes_a_method_too() -> None:

@@ -161,7 +161,7 @@ def _instead(kind: Any) -> str:
 
 
 def letters_apart(name: str, other: str) -> int:
-    """How many letters are added, left out or replaced from one name to another; many where their numbers differ.
+    """Number of letters that are added, left out or replaced from one name to another; many where their numbers differ.
 
     >>> letters_apart("lama", "llama"), letters_apart("Qwen3-moe", "qwen3_moe"), letters_apart("gemma9", "gemma3") > 2
     (1, 0, True)

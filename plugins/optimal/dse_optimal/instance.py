@@ -93,7 +93,7 @@ class Instance:
         return ""
 
     def issue_only(self, way: Way) -> bool:
-        """Whether a way takes nothing that is free while it waits its delay."""
+        """True if a way takes nothing that is free while it waits its delay."""
         return all(self.servers[server].from_issue for server in way.takes)
 
     def serial(self) -> JobSchedule:
@@ -151,7 +151,7 @@ class JobSchedule:
         return build.build()
 
     def _is_one(self, job: int) -> bool:
-        """Whether delay and work of a job are one task: nothing has to be free in between."""
+        """Tell whether delay and work of a job are one task: nothing has to be free in between."""
         way = self.way(job)
         return way.delay_s == 0 or self.instance.issue_only(way)
 
@@ -237,7 +237,7 @@ class _InstanceReader:
         return {lane: number for number, lane in enumerate(chains)}
 
     def _is_order(self, before: int, task: int) -> bool:
-        """Whether a task waits for another one only because of the order of their stream."""
+        """Tell whether a task waits for another one only because of the order of their stream."""
         lanes, kinds = self.graph.lanes, self.graph.kinds
         # a wait of another kind is a true dependency
         return lanes[before] == lanes[task] in self._streams and kinds[before] == kinds[task]
@@ -277,7 +277,7 @@ class _InstanceReader:
         return shares
 
     def _may_be_short(self, shares: Mapping[int, int]) -> bool:
-        """Whether tasks that may run at once take more than there is; a stream runs one of its tasks."""
+        """Tell whether tasks that may run at once take more than there is; a stream runs one of its tasks."""
         largest: dict[object, int] = defaultdict(int)
         for task, units in shares.items():
             lane = self.graph.lanes[task]

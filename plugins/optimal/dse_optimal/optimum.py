@@ -41,13 +41,13 @@ class Optimum:
 
     @property
     def gap(self) -> float:
-        """What a better schedule may still gain: seconds / bound - 1."""
+        """Possible gain of a better schedule: seconds / bound - 1."""
         # no bound: infinite in truth, reported as 100 %, or none if both are 0
         return self.seconds / self.bound_s - 1 if self.bound_s > 0 else float(self.seconds > 0)
 
     @property
     def proven(self) -> bool:
-        """Whether no schedule is shorter, but for rounding."""
+        """True if no schedule is shorter, but for rounding."""
         return self.gap <= PROVEN
 
     def __str__(self) -> str:

@@ -7,6 +7,7 @@ table are only ever values of the data or titles, never parts of an expression, 
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -116,7 +117,7 @@ def _tip(column: Column) -> Spec:
 
 
 def histogram(column: Column) -> Spec:
-    """How many points have which value of a metric: all of them in grey, those that match in blue."""
+    """Number of points by value of a metric: all of them in grey, those that match in blue."""
     bars: Spec = {"x": axis(column, logarithmic=column.is_logarithmic)}
     bars["x"] |= {"field": "low", "bin": "binned"}
     bars["x2"] = {"field": "high"}
@@ -180,10 +181,21 @@ def _value_scale(column: Column) -> Spec:
     return {"name": name, "type": kind, "range": "height", "domain": [column.low, column.high], "zero": False}
 
 
+_TITLE_WIDTH = 15  # characters, with which twelve axes fit a page
+
+
 def _value_axis(column: Column) -> Spec:
     shown: Spec = {"scale": f"y_{column.id}", "orient": "left", "labelLimit": 110, "labelOverlap": True, "tickCount": 5}
-    shown |= {"offset": {"scale": "place", "value": column.id, "mult": -1}, "titleAnchor": "end", "titleY": -14}
-    shown |= {"title": column.title, "titleAngle": 0, "titleAlign": "center", "titleBaseline": "bottom", "titleX": 0}
+    shown |= {"offset": {"scale": "place", "value": column.id, "mult": -1}, "titleAnchor": "end"}
+    lines = textwrap.wrap(column.title, _TITLE_WIDTH)
+    shown |= {
+        "title": lines,
+        "titleY": -14 * len(lines),
+        "titleAngle": 0,
+        "titleAlign": "center",
+        "titleBaseline": "bottom",
+        "titleX": 0,
+    }
     entry = column.json()
     text = _look_up(entry) if "labels" in entry else number_label(column.unit)
     if "labels" in entry or not column.is_text:

@@ -104,7 +104,7 @@ class Server(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """Where the page is."""
+        """URL of the page."""
         return f"http://{self.hosts[0]}/{self.site.token}/"
 
 

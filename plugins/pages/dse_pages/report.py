@@ -64,7 +64,7 @@ def content(outputs: Outputs, *, has_charts: bool = True, drawn: Callable[[], ob
         "answered": in_order(answer_tables(outputs, shown.table, most=_MOST_WINNERS)),
         "baseline": _baseline(outputs, summary),
         "plan": read_text(plan, plan.name) if output_files.exists(plan := outputs.folder / "plan.yaml") else "",
-        "terms": _terms(summary),
+        "terms": {**_terms(summary), **(outputs.read_config()["study"].get("terms") or {})},
         "winners_in_full": sheet(report.summary(outputs, shown.table)) if len(best) else None,
         "limits": _limits(summary["limits"]),
         "pictures": pictures.pictures(outputs.figures, outputs.folder, order=figure_names(outputs, shown)),
@@ -78,9 +78,13 @@ def content(outputs: Outputs, *, has_charts: bool = True, drawn: Callable[[], ob
 
 
 def _terms(summary: Mapping[str, Any]) -> dict[str, str]:
-    """What the columns of tables mean, by their headings: names of metrics, and these in words."""
+    """What the columns of tables mean, by their headings: names of metrics, these in words, and what limits."""
     meanings = summary.get("meanings", {})  # an older run has none
-    return {**{words(name): text for name, text in meanings.items()}, **meanings, **COLUMNS}
+    kinds = {kind for shares in summary["limits"].values() for kind in shares}
+    named = {words(name): text for name, text in meanings.items()}
+    # activation is a kind, and no activation_bytes
+    named |= {kind: meanings[f"share_{kind}"] for kind in kinds if f"share_{kind}" in meanings}
+    return {**named, **meanings, **COLUMNS}
 
 
 def _baseline(outputs: Outputs, summary: Mapping[str, Any]) -> str:

@@ -51,7 +51,7 @@ class ReproducedStudy:
 
 @dataclass(frozen=True)
 class StudyEnd:
-    """How a study ended. code: exit code; seconds: it took; reason: why it failed, or ""; kept: was not run again."""
+    """End of a study. code: exit code; seconds: it took; reason: why it failed, or ""; kept: was not run again."""
 
     study: ReproducedStudy
     code: int = 0
@@ -170,7 +170,7 @@ class Work:
         return {}
 
     def words(self, study: ReproducedStudy) -> list[str]:
-        """What is typed for a study, flags aside."""
+        """Words of a study's command, flags aside."""
         return [f"study={study.name}", f"output_dir={self.output}", "tracking=none"]
 
     def run(self, study: ReproducedStudy) -> StudyEnd:
@@ -256,7 +256,7 @@ def _told(end: StudyEnd, output: Path) -> str:
 
 
 def _row(end: StudyEnd, output: Path) -> reproduction.StudyRow:
-    """What the page shows of a study."""
+    """Row of a study on the page."""
     folder, claims = None, []
     if not end.code:
         outputs = Outputs.latest(output, end.study.name)

@@ -52,6 +52,17 @@ def test_prior_iterations_that_an_epoch_does_not_have_are_refused(tmp_path: Path
     assert "iterations.window = 5000: ends beyond the 445 iterations of an epoch" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_a_schedule_with_more_pieces_than_the_shortest_sequence_has_rows_breaks_a_rule(tmp_path: Path) -> None:
+    schedules = "flux,vllm_async_tp,triton_distributed,flagtree_gemm_allreduce,uniform_fused_1d"
+    words = ["lengths=iwslt15", f"+space.sites.ffn_out=choice(serial,{schedules})", "sites.attention_out=serial"]
+    words += ["parallel.split_ctas=0", "parallel.collectives=library", "parallel.sequence_parallel=false"]
+    folder = run(tmp_path, "plan", *words, "search=exhaustive", "figures=none")
+    table = pd.read_parquet(folder / "results.parquet").set_index("sites.ffn_out").loc[schedules.split(",")]
+    assert set(table["status"]) == {"infeasible"}
+    assert "sites.ffn_out.rows = 1: gives some of the GPUs no row" in str(table["reason"].iloc[0])
+
+
 @pytest.mark.nightly
 def test_training_of_gnmt_takes_about_as_long_as_measured(tmp_path: Path) -> None:
     words = ["models=[{model: gnmt, lengths: iwslt15}]", "iterations=seqpoint", "system=vega_fe", "figures=none"]

@@ -198,7 +198,7 @@ def read_infrastructure(path: Path) -> tuple[Infrastructure, list[str]]:
     if _starts_with_tag(path):
         tree, unread = infrastructure_tree(path)
     else:
-        tree, unread = _parsed(path), list[str]()
+        tree, unread = _parse(path), list[str]()
     if isinstance(tree, Mapping) and "infrastructure" in tree:  # what InfraGraph's get_graph answers
         unread += [str(name) for name in tree if name != "infrastructure"]
         tree = tree["infrastructure"]
@@ -225,7 +225,7 @@ def _starts_with_tag(path: Path) -> bool:
         return file.read(1024).decode("utf-8-sig", errors="replace").lstrip().startswith("<")
 
 
-def _parsed(path: Path) -> Any:
+def _parse(path: Path) -> Any:
     """The tree of a file: JSON by its ending, else YAML. Raises ConfigError."""
     if is_json := path.suffix.lower() == ".json":
         text = read_text(path, "file", most=MOST_JSON_BYTES)

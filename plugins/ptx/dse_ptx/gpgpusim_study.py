@@ -119,7 +119,7 @@ def _floors(ok: pd.DataFrame) -> dict[str, ClaimResult]:
 
 
 def _phases(ok: pd.DataFrame) -> dict[str, ClaimResult]:
-    """Whether most convolutions have two phases that differ in instructions and in DRAM."""
+    """Tell whether most convolutions have two phases that differ in instructions and in DRAM."""
     calls = {
         f"{labels['work']} by {labels['algorithm']}": launches
         for labels, launches in _runs(ok[ok["scenario"].isin(CONVOLUTIONS)])
@@ -143,7 +143,7 @@ def _busiest(launches: tuple[TimedLaunch, ...]) -> float:
 
 
 def _differ(launches: tuple[TimedLaunch, ...]) -> bool:
-    """Whether two phases of all launches differ in both."""
+    """Tell whether two phases of all launches differ in both."""
     sm = launches[0].time.machine.sm
     peak = sm.schedulers * sm.issue_width
     all_phases: list[LaunchPhase] = [phase for launch in launches for phase in phases_of(launch.time)]

@@ -97,7 +97,7 @@ def _longest(launches: Sequence[tuple[str, LaunchTime]]) -> list[str]:
 
 
 def _first_loss(done: LaunchTime) -> str:
-    """What most slots go to."""
+    """Cause that most slots are lost to."""
     share, name = max((share, name) for name, share in done.slot_shares.items())
     return f"{share:.0%} {name}"
 

@@ -27,7 +27,7 @@ class TraceList:
 
     @property
     def host_work(self) -> tuple[str, ...]:
-        """What the host does between the kernels, in words; none of it is timed."""
+        """Work of the host between the kernels, in words; none of it is timed."""
         copies = [f"{count} {name} of {size} bytes" for name, (count, size) in self.copies.items()]
         return (*copies, *(f"{count} {name}" for name, count in self.commands.items()))
 

@@ -42,7 +42,7 @@ def _band(ok: pd.DataFrame) -> str:
 
 
 def _progress_figure(ok: pd.DataFrame, x: Axis, y: Axis) -> FigureSheet:
-    """What a search misses, over points or time."""
+    """Plot the regret of a search, over points or time."""
     rows = _progress(ok)
     last = rows[rows["share"] == rows["share"].max()]
     means = last.groupby("run.method", sort=False)[y.column].mean()

@@ -52,7 +52,9 @@ def within_limits(points: pd.DataFrame) -> FigureSheet:
     title = f"{tight} serves most within the tightest limit of a later token, {loose} within the loosest"
     if tight == loose:
         title = f"{tight} serves most within the tightest and the loosest limit of a later token"
-    value, x = Axis("rate", "tokens/s a GPU"), Axis("limit_s", "limit of a later token at the percentile", "s")
+    share = points["slo.percentile"].iloc[0] if "slo.percentile" in points else None  # older tables have none
+    held = "slo.percentile of" if share is None else f"{100 * share:g} % of"
+    value, x = Axis("rate", "tokens/s a GPU"), Axis("limit_s", f"limit of a later token, for {held} the requests", "s")
     return tables.heat(
         table, value, x=x, y="split", frame=Frame(title, "in the cells: tokens/s a GPU; empty: none within")
     )

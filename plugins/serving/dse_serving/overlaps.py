@@ -45,6 +45,16 @@ OVERLAPS: Mapping[Overlap, tuple[Mapping[str, Any], int]] = {
     "two_micro_batches": ({"exchanges": "two_micro_batches"}, 2),
 }
 """Overlap -> knobs of `parallel` with which the step model tables it, and micro-batches of a step."""
+OVERLAP_WORDS: Mapping[str, str] = {
+    "waited": "nothing overlaps",
+    "in_switch": "nothing overlaps, and the switch sums",
+    "halves": "one half of the prompts sums while the other computes",
+    "nano": "one half of the batch multiplies while the other attends or exchanges",
+    "shared_expert": "the shared expert computes while tokens are exchanged",
+    "two_micro_batches": "one micro-batch exchanges tokens while the other computes",
+    "apart": "experts have GPUs of their own",
+}
+"""Overlap in words."""
 
 
 def lacks(design: StepDesign, name: Overlap) -> str | None:

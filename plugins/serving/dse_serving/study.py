@@ -22,6 +22,7 @@ from dse_serving import figures as serving_figures
 from dse_serving.backend import ServingBackend
 from dse_serving.certainty import MORE, decide
 from dse_serving.design import Serving, deployment_of
+from dse_serving.overlaps import OVERLAP_WORDS
 from dse_serving.plan_file import plan_tree
 from dse_serving.results import percentile_interval
 from studies.plain import Plain
@@ -49,7 +50,7 @@ class ServingStudy(Plain):
     )
 
     def decisions(self, table: pd.DataFrame, planned: Plan) -> dict[str, Any]:
-        """How sure the best deployment within the limits is, by its key; none where no deployment is within them."""
+        """Certainty of the best deployment within the limits, by its key; none where no deployment is within them."""
         config = planned.request.tree
         limits = limits_of(config)
         inside = within(with_splits(table), limits)
@@ -75,6 +76,8 @@ class ServingStudy(Plain):
         best = best_of(inside)
         yield sentence(best)
         yield rivals_table(inside)
+        share = 100 * float(config["slo"]["percentile"])
+        yield f"times: of {share:g} % of the requests; pages: most of the memory for keys and values in use at a time"
         yield from tighter_limits(inside, best)
         yield from apart_or_together(inside)
         yield from transfer_lines(config, inside)
@@ -327,18 +330,19 @@ def overlap_lines(config: Mapping[str, Any], best: Mapping[Any, Any]) -> Iterato
     }
     for what, spans in of_steps.items():
         yield f"overlap of {what}: {', '.join(spans)}"
-    used = {choice.names[place] for place in np.unique(np.append(choice.prompts, choice.plain[:, octave]))}
+    used = [choice.names[place] for place in np.unique(np.append(choice.prompts, choice.plain[:, octave]))]
+    yield "; ".join(f"{name}: {OVERLAP_WORDS[name]}" for name in used)
     flags = [flag for name, flag in design.server.overlaps.items() if name in used]
     settings = f"; {design.server.name}: {' '.join(flags)}" if flags else ""
     yield f"overlap gains {100 * (rates[0] / rates[1] - 1):.1f} % tokens/s{settings}"
 
 
 def _spans(sizes: Any, chosen: Any, names: Sequence[str]) -> Iterator[str]:
-    """Yield runs of sizes with the same choice."""
+    """Yield runs of whole sizes with the same choice: that of a knot holds up to the next one."""
     begins = np.flatnonzero(np.diff(chosen, prepend=-1))
-    for place, begin in enumerate(begins):
-        end = begins[place + 1] - 1 if place + 1 < len(begins) else len(sizes) - 1
-        yield f"{names[chosen[begin]]} {sizes[begin]:,} to {sizes[end]:,}"
+    ends = [*(sizes[begins[1:]] - 1), sizes[-1]]
+    for begin, end in zip(begins, ends, strict=True):
+        yield f"{names[chosen[begin]]} {sizes[begin]:,} to {end:,}"
 
 
 def _values(design: Serving) -> dict[str, Any]:

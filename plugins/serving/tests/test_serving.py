@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dse.backend import Batch
 from dse.cli import main
@@ -38,6 +41,7 @@ from dse_serving.measured import (
 from dse_serving.overlaps import PartTimes, times_of
 from dse_serving.results import percentile_interval
 from dse_serving.step_times import EngineKernels, StepTimes, step_parts
+from dse_serving.study import _spans
 from dse_serving.traffic import TrafficSpec, read_trace
 from simulators.steps.backend import metrics_of
 
@@ -182,6 +186,14 @@ def test_the_best_overlap_of_each_size_is_no_slower_than_any(words: Sequence[str
     gained = {best.overlap.names[place] for place in np.unique(best.overlap.prompts)}
     assert len(gained) > 1 and (prompts[1:].min(axis=0) < 0.98 * prompts[0]).any()
     assert (plain[0] - plain.min(axis=0) < 0.5 * plain[0]).all()  # two halves never take less than one resource needs
+
+
+@given(st.lists(st.integers(0, 2), min_size=1))
+def test_ranges_of_sizes_follow_one_another(chosen: list[int]) -> None:
+    sizes = np.cumsum(np.arange(1, len(chosen) + 1))
+    ranges = [[int(size) for size in text.split(" ")[1::2]] for text in _spans(sizes, np.array(chosen), "abc")]
+    assert (ranges[0][0], ranges[-1][1]) == (sizes[0], sizes[-1])
+    assert all(end + 1 == begin for (_, end), (begin, _) in pairwise(ranges))
 
 
 def _of_both_kinds(times: StepTimes) -> tuple[Any, Any]:

@@ -83,7 +83,7 @@ class SynthesisedSchedule(CommEngineKnobs):
 
     @property
     def searches(self) -> bool:
-        """Whether there are no steps."""
+        """True if there are no steps."""
         return not self.steps
 
     def settle(self, system: System, workload: Workload) -> Self:

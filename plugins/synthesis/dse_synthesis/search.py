@@ -143,7 +143,7 @@ class ScheduleSearch:
         ranked = sorted(seeds, key=lambda plan: plan.seconds)
         if self._sizes.gathers:
             ranked += [self._tuned_share(sketch) for sketch in presets.shared(ranked[0].sketch.dim)]
-        tuned = sorted((self._tuned(plan, 4) for plan in _different(ranked)), key=lambda plan: plan.seconds)
+        tuned = sorted((self._tune(plan, 4) for plan in _different(ranked)), key=lambda plan: plan.seconds)
         best = tuned[0]
         for place, seed in enumerate(tuned[:2]):
             limit = evaluations * (2 if place == 0 else 3) // 3
@@ -162,7 +162,7 @@ class ScheduleSearch:
         table = _rising(np.stack(cuts), self._sizes.parts)
         return self._timing.best(sketch, table, np.array(cus)[:, None])
 
-    def _tuned(self, plan: TimedSketch, rounds: int) -> TimedSketch:
+    def _tune(self, plan: TimedSketch, rounds: int) -> TimedSketch:
         """A plan with better numbers: in each round a batch of changes of a few of them."""
         size = max(1, self._sizes.parts // 8)
         for _ in range(rounds):
@@ -207,12 +207,12 @@ class ScheduleSearch:
             changed = self._changed(accepted)
             if changed is None:
                 continue
-            tuned = self._tuned(changed, 1 if changed.seconds < 1.02 * best.seconds else 0)
+            tuned = self._tune(changed, 1 if changed.seconds < 1.02 * best.seconds else 0)
             if tuned.seconds <= max(accepted.seconds, memory[turn % _MEMORY]):
                 accepted = tuned
             memory[turn % _MEMORY] = accepted.seconds
             best = min(best, accepted, key=lambda one: one.seconds)
-        return self._tuned(best, 12)
+        return self._tune(best, 12)
 
     def _changed(self, plan: TimedSketch) -> TimedSketch | None:
         """A plan with one change of its structure, and its makespan; None where the change does not fit."""

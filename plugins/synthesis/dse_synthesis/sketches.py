@@ -250,7 +250,7 @@ class Changes:
         pairs = [
             (place, merged)
             for place in range(len(products) - 1)
-            if (merged := _merged(products[place], products[place + 1])) is not None
+            if (merged := _merge(products[place], products[place + 1])) is not None
         ]
         if not pairs:
             return None
@@ -264,7 +264,7 @@ class Changes:
         return _with(plan, products=tuple(products))
 
     def _is_legal(self, sketch: Sketch) -> bool:
-        """Whether everything is computed once, and slices that one GEMM multiplies have one depth."""
+        """Tell whether everything is computed once, and slices that one GEMM multiplies have one depth."""
         cells: list[tuple[int, int]] = []
         for product in sketch.products:
             if sketch.dim == "k" and product.compute and product.local and product.compute != product.local:
@@ -287,7 +287,7 @@ def _halves(product: PieceGemm, at: int) -> Iterator[PieceGemm]:
         yield PieceGemm(side if product.compute else None, local, product.peers)
 
 
-def _merged(one: PieceGemm, two: PieceGemm) -> PieceGemm | None:
+def _merge(one: PieceGemm, two: PieceGemm) -> PieceGemm | None:
     """One GEMM in place of two that follow one another; None where their intervals do not fit."""
     if one.peers != two.peers:
         return None

@@ -1,4 +1,4 @@
-"""How a library launches a GEMM: the kernel and its grid, and how many SMs cuBLAS counts on."""
+"""Launches of a GEMM by a library: the kernel and its grid, and how many SMs cuBLAS counts on."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Machine:
 
     @property
     def count(self) -> int:
-        """How many GPUs there are; as many processes as a collective may have on a CPU."""
+        """Number of GPUs; as many processes as a collective may have on a CPU."""
         return torch_module().cuda.device_count() if self.kind == "cuda" else (os.cpu_count() or 1)
 
     @property
@@ -180,7 +180,7 @@ class Copy:
 
 
 def _copies(num_bytes: int) -> int:
-    """How many sets of buffers are used in turn."""
+    """Number of sets of buffers that are used in turn."""
     return max(1, min(8, math.ceil(_FLUSHED_BYTES / max(1, num_bytes))))
 
 

@@ -131,7 +131,7 @@ def shipped() -> list[dict[str, str]]:
 
 
 def recorded_gemms(rows: Sequence[Mapping[str, Any]]) -> Counter[Gemm]:
-    """How often each GEMM comes in rows of a step."""
+    """Count each GEMM in rows of a step."""
     counts: Counter[Gemm] = Counter()
     for row in rows:
         batch, m, n, k = (int(row[name]) for name in ("batch", "m", "n", "k"))
@@ -141,7 +141,7 @@ def recorded_gemms(rows: Sequence[Mapping[str, Any]]) -> Counter[Gemm]:
 
 
 def formula_gemms(design: StepDesign) -> Counter[Gemm]:
-    """How often each GEMM comes in an iteration by the closed form."""
+    """Count each GEMM in an iteration by the closed form."""
     counts: Counter[Gemm] = Counter()
     for part in iteration(design).passes.parts:
         work = part.op.work

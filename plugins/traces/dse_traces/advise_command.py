@@ -83,7 +83,7 @@ def answer(advice: Advice) -> Iterator[Table | str]:
             f"the host bounds this run: if no kernel took any time, it would still take {cell(advice.host_s, 's')}; "
             "fewer or faster launches (CUDA graphs, fusion) come first"
         )
-    if kinds := [f"{kind} ({_signed(gain)} at best)" for kind, gain in advice.not_worth()]:
+    if kinds := [f"{kind} ({_with_sign(gain)} at best)" for kind, gain in advice.not_worth()]:
         yield f"not worth while for any collective alone, below 0.1 % of the run: {', '.join(kinds)}"
     yield from _laws(advice)
     yield f"{advice.count:,} what-ifs; all ranks are taken to change alike"
@@ -159,10 +159,10 @@ def _laws(advice: Advice) -> Iterator[str]:
 
 
 def _interval(gain: Estimate) -> str:
-    return f"{_signed(gain.value)} ({_signed(gain.low)} to {_signed(gain.high)})"
+    return f"{_with_sign(gain.value)} ({_with_sign(gain.low)} to {_with_sign(gain.high)})"
 
 
-def _signed(seconds: float) -> str:
+def _with_sign(seconds: float) -> str:
     if abs(seconds) < 5e-8:
         return "0"
     return ("-" if seconds < 0 else "") + cell(abs(seconds), "s")
@@ -173,7 +173,7 @@ def _share(seconds: float, run_s: float) -> str:
 
 
 def summary(advice: Advice) -> dict[str, Any]:
-    """What `advice.yaml` holds."""
+    """Content of `advice.yaml`."""
     laws = advice.what_ifs.model.laws
     penalties = {kind: {**vars(law.factor), "observed": law.observed} for kind, law in laws.penalties.items()}
     return {

@@ -214,7 +214,7 @@ class _Streams:
         self._show(stream)
 
     def next(self) -> tuple[float, int] | None:
-        """When the next task begins, and the task; None where none is left. `run` must follow."""
+        """Start of the next task, and the task; None where none is left. `run` must follow."""
         while self._heads:
             begin, stream = heapq.heappop(self._heads)
             if begin == self._begin[stream]:

@@ -162,12 +162,12 @@ class Contended:
 
     @cached_property
     def at_once(self) -> int:
-        """How many collectives ran at once at most."""
+        """Largest number of collectives that ran at once."""
         return at_once(self.profile)
 
     @cached_property
     def structure(self) -> Structure:
-        """What waits for what, as recorded."""
+        """Dependencies between kernels, as recorded."""
         return Structure.of(self.profile, self.waits)
 
     @cached_property
@@ -279,7 +279,7 @@ def _slowed(profile: Profile, laws: Laws, group: Ints, count: int) -> Floats:
 
 
 def at_once(profile: Profile) -> int:
-    """How many collectives ran at once at most."""
+    """Largest number of collectives that ran at once."""
     start, end = profile.start_s[profile.is_collective], profile.end_s[profile.is_collective]
     running = np.searchsorted(np.sort(start), start, side="right") - np.searchsorted(np.sort(end), start, side="right")
     return max(1, int(running.max(initial=1)))

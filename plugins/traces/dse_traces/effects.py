@@ -132,7 +132,7 @@ class Effects:
 
     @cached_property
     def terms(self) -> tuple[Terms, ...]:
-        """What is known of each group [G]."""
+        """Terms of each group [G], as far as they are known."""
         return tuple(self._terms(group, name) for group, name in enumerate(self.model.names))
 
     def of(self, group: int, setting: Setting) -> tuple[Floats, float]:
@@ -150,7 +150,7 @@ class Effects:
         return np.maximum(factor + terms.bound * (of_byte[1] / of_byte[0] - 1), _SHORTEST), setting.sms
 
     def movers(self, group: int) -> list[Mover]:
-        """What could move the data of a group."""
+        """Engines that could move the data of a group."""
         terms = self.terms[group]
         engines: list[Mover] = [] if terms.engines is None else ["copy engines"]
         switches: list[Mover] = [] if terms.switch is None else ["switch"]

@@ -214,7 +214,7 @@ def _causes(difference: Difference) -> Table:
     shown = _columns("cause", ("A", "B", "B - A", "of A"))
     totals = difference.first.seconds, difference.second.seconds
     for cause, (a, b) in {**difference.by_cause(), "all": totals}.items():
-        shown.add_row(cause, *(_time(part, scale) for part in (a, b)), _signed(b - a, scale), _share(b - a, scale))
+        shown.add_row(cause, *(_time(part, scale) for part in (a, b)), _with_sign(b - a, scale), _share(b - a, scale))
     return shown
 
 
@@ -228,7 +228,7 @@ def _kinds(difference: Difference) -> Table:
     sums = {kind: sum(b - a for (of, _), (a, b) in cells.items() if of == kind) for kind, _ in cells}
     for kind in sorted(sums, key=lambda kind: -abs(sums[kind]))[:_SHOWN]:
         parts = [cells.get((kind, cause), (0.0, 0.0)) for cause in causes]
-        shown.add_row(kind, *(_signed(b - a, scale) for a, b in parts), _signed(sums[kind], scale))
+        shown.add_row(kind, *(_with_sign(b - a, scale) for a, b in parts), _with_sign(sums[kind], scale))
     return shown
 
 
@@ -241,10 +241,10 @@ def _paths(difference: Difference) -> Table:
     for alike, (a, b) in rows[:count]:
         times = [f"{int(runs)} x  {_time(part, scale)}" for runs, part in zip(counts[alike], (a, b), strict=True)]
         shown.add_row(_named(*alike), *(text if runs else "–" for text, runs in zip(times, counts[alike], strict=True)),
-                      _signed(b - a, scale))  # fmt: skip
+                      _with_sign(b - a, scale))  # fmt: skip
     if smaller := [times for _, times in rows[count:]]:
         a, b = (sum(times[place] for times in smaller) for place in (0, 1))
-        shown.add_row(f"{len(smaller)} others", _time(a, scale), _time(b, scale), _signed(b - a, scale))
+        shown.add_row(f"{len(smaller)} others", _time(a, scale), _time(b, scale), _with_sign(b - a, scale))
     return shown
 
 
@@ -272,7 +272,7 @@ def _time(seconds: float, scale: float) -> str:
     return f"{'-' if seconds < 0 else ''}{cell(abs(seconds), 's')}"
 
 
-def _signed(seconds: float, scale: float) -> str:
+def _with_sign(seconds: float, scale: float) -> str:
     text = _time(seconds, scale)
     return text if text == "0" or seconds < 0 else f"+{text}"
 
@@ -300,7 +300,7 @@ def _reasons(difference: Difference) -> str:
     scale = difference.first.seconds
     changes = {cause: b - a for cause, (a, b) in difference.by_cause().items()}
     largest = [cause for cause in sorted(changes, key=lambda cause: -abs(changes[cause])) if _large(changes, cause)]
-    texts = [f"{_signed(changes[cause], scale)} of {cause}" for cause in largest[:2]]
+    texts = [f"{_with_sign(changes[cause], scale)} of {cause}" for cause in largest[:2]]
     return f": {', '.join(texts)}" if texts else ""
 
 
@@ -309,7 +309,7 @@ def _large(changes: Mapping[str, float], cause: str) -> bool:
 
 
 def summary(difference: Difference) -> dict[str, Any]:
-    """What `explain.yaml` holds; seconds."""
+    """Content of `explain.yaml`; seconds."""
     causes, kinds = difference.by_cause(), difference.by_kind()
     runs = {
         name: _run(run, place, difference) for place, (name, run) in enumerate(zip("AB", difference.runs, strict=True))

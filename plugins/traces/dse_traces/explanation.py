@@ -89,7 +89,7 @@ class Difference:
         return dict(sorted(times.items(), key=lambda pair: -abs(pair[1][1] - pair[1][0])))
 
     def counts(self) -> dict[tuple[str, str], Pair]:
-        """How many stretches of each (name, kind) the runs have."""
+        """Number of stretches of each (name, kind) in the runs."""
         return self._sums(lambda stretch: [(self.alike(stretch), 1.0)])
 
     def alike(self, stretch: Stretch) -> tuple[str, str]:

@@ -99,7 +99,7 @@ def _collective(design: Any) -> str:
 
 
 def _ranks(options: dict[str, str], default: int) -> int:
-    """How many ranks are written. Raises ConfigError."""
+    """Number of ranks that are written. Raises ConfigError."""
     text = options.get("ranks", str(default))
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_RANKS):
         raise ConfigError([Problem("ranks", f"is no whole number from 1 to {_MOST_RANKS}", text)])

@@ -45,7 +45,7 @@ def fuse(model: Contended, structure: Structure) -> Structure:
 
 
 def _may_fuse(model: Contended, structure: Structure, kernel: int, before: int) -> bool:
-    """Whether a kernel follows another one at once, that computes, and waits for nothing else."""
+    """Tell whether a kernel follows another one at once, that computes, and waits for nothing else."""
     kinds, profile = model.profile.kernels["kind"], model.profile
     gap = profile.start_s[kernel] - profile.end_s[before]
     return (

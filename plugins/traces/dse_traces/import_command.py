@@ -120,7 +120,7 @@ def kernels(done: Replayed) -> pd.DataFrame:
 
 
 def summary(done: Replayed) -> dict[str, Any]:
-    """What `profile.yaml` holds."""
+    """Content of `profile.yaml`."""
     profile, delays = done.profile, done.waits
     return {
         "unknown": unknown.summary(profile),

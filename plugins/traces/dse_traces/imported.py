@@ -20,7 +20,7 @@ _WAY_OUT = "name a folder that profile import wrote, or the file of a profile"
 
 
 def is_imported(path: Path) -> bool:
-    """Whether a folder holds what `profile import` writes."""
+    """Tell whether a folder holds what `profile import` writes."""
     return (path / f"{TABLE}.parquet").is_file()
 
 

@@ -51,12 +51,12 @@ class Halved(Contended):
 
     @cached_property
     def structure(self) -> Structure:
-        """What waits for what."""
+        """Dependencies between kernels."""
         return self.built
 
     @cached_property
     def at_once(self) -> int:
-        """How many collectives ran at once at most."""
+        """Largest number of collectives that ran at once."""
         return self.recorded.at_once
 
     @cached_property
@@ -75,7 +75,7 @@ class Halved(Contended):
 
     @property
     def divided(self) -> int:
-        """How many collectives run in halves."""
+        """Number of collectives that run in halves."""
         return int(((self.half == 0) & (self.group >= 0)).sum())
 
 

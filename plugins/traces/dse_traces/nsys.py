@@ -112,7 +112,7 @@ def _names(database: Database) -> Mapping[int, str]:
 
 
 def _launches(database: Database) -> dict[tuple[int, int], float]:
-    """When each launch began [s], by process and correlation."""
+    """Start of each launch [s], by process and correlation."""
     launches = dict[tuple[int, int], float]()
     if _RUNTIME not in database.tables:
         return launches

@@ -100,17 +100,17 @@ class Profile:
 
     @property
     def start_s(self) -> Floats:
-        """When each kernel began [N]."""
+        """Start of each kernel [s; N]."""
         return self.kernels["start_s"].to_numpy(float)
 
     @property
     def seconds(self) -> Floats:
-        """How long each kernel took [N]."""
+        """Duration of each kernel [s; N]."""
         return self.kernels["seconds"].to_numpy(float)
 
     @property
     def end_s(self) -> Floats:
-        """When each kernel ended [N]."""
+        """End of each kernel [s; N]."""
         return self.start_s + self.seconds
 
     @property
@@ -231,7 +231,7 @@ def profile_of(
     Kernels that end before they begin, that have no stream, or that lie hours away from all others, are dropped and
     counted.
     """
-    collected = rows if isinstance(rows, KernelRows) else _collected(rows)
+    collected = rows if isinstance(rows, KernelRows) else _collect(rows)
     kernels, counts = collected.frame(), Counter(dropped or {})
     counts[f"kernels past the first {MOST_KERNELS:,}"] += collected.left_out
     kernels = _usable(_with_plain_payloads(kernels, counts), counts)
@@ -313,7 +313,7 @@ def _away(start: Floats, end: Floats) -> Marks:
     return np.asarray(away | (end > start[~away].max() + _EPOCH_S) & (end - start > _EPOCH_S))
 
 
-def _collected(rows: Iterable[Mapping[str, Any]]) -> KernelRows:
+def _collect(rows: Iterable[Mapping[str, Any]]) -> KernelRows:
     kernels = KernelRows()
     for row in rows:
         kernels.append(row)

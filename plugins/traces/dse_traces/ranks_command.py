@@ -174,7 +174,7 @@ def _ranks(ranks: Ranks, done: Mapping[int, Replayed]) -> Table:
 
 
 def ranks_summary(ranks: Ranks, done: Mapping[int, Replayed]) -> dict[str, Any]:
-    """What `ranks.yaml` holds."""
+    """Content of `ranks.yaml`."""
     middle, most = ranks.disagreement_s
     by_rank = ranks.by_rank()
     return {

@@ -36,12 +36,12 @@ class Replayed:
 
     @cached_property
     def recorded(self) -> Overlapped:
-        """What ran beside what in the profile."""
+        """Overlap of kernels in the profile."""
         return self._overlapped(self.profile.start_s, self.profile.end_s)
 
     @cached_property
     def replayed(self) -> Overlapped:
-        """What runs beside what in the replay."""
+        """Overlap of kernels in the replay."""
         return self._overlapped(self.start_s, self.end_s)
 
     @property

@@ -108,13 +108,13 @@ def _gains_figure(rows: pd.DataFrame) -> FigureSheet:
 
 
 def _name(row: Any, *, several: bool) -> str:
-    """How the figure calls a plan; the title says what the best one is."""
+    """Name of a plan in the figure; the title says what the best one is."""
     name = str(row["change"]) if row["changes"] <= 1 else "best plan"
     return f"{row['scenario']}: {name}" if several else name
 
 
 def conclusion(best: Any) -> str:
-    """What the best plan gains, in one sentence.
+    """Gain of the best plan, in one sentence.
 
     >>> conclusion({"scenario": "run", "change": "2 SMs", "gain": 1e-3, "low": 0.0, "high": 2e-3, "before_s": 1e-2})
     'run: 2 SMs gains 10.0 % of the run (0.0 to 20.0 %)'

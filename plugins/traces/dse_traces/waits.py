@@ -66,7 +66,7 @@ class Waits:
 
 
 def waits(profile: Profile) -> Waits:
-    """What the kernels of a profile waited for."""
+    """Find the causes of the kernels' waits in a profile."""
     previous = _previous(profile.streams)
     start, end = profile.start_s, profile.end_s
     before = np.where(previous >= 0, end[previous], -np.inf)

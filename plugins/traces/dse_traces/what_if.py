@@ -71,7 +71,7 @@ class WhatIfs:
 
     @cached_property
     def effects(self) -> Effects:
-        """What settings do to the collectives of each group."""
+        """Effects of settings on the collectives of each group."""
         return Effects(self.model)
 
     @cached_property
@@ -114,7 +114,7 @@ class WhatIfs:
             yield self.structure(plans[members[0]]), members
 
     def structure(self, plan: Plan) -> Structure:
-        """What waits for what by a plan."""
+        """Dependencies between kernels by a plan."""
         model = self.model_of(plan)
         structure = fuse(model, model.structure) if plan.fused else model.structure
         for group, order in plan.orders:

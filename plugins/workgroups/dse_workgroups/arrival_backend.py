@@ -88,7 +88,7 @@ class ArrivalBackend(Backend):
         return broken
 
     def takes_long(self, design: BaseModel) -> bool:
-        """Whether the future is tried at every decision."""
+        """True if the future is tried at every decision."""
         assert isinstance(design, ArrivalDesign)
         return design.logic.policy == "oracle"
 

@@ -45,7 +45,7 @@ class Logic(Frozen):
 
     @property
     def kernels(self) -> Choice:
-        """Which kernels are launched."""
+        """Names of the kernels that are launched."""
         return "isolated" if self.policy in ("sequential", "default") else "shared"
 
 
@@ -119,7 +119,7 @@ class Dispatcher:
 
     @property
     def over(self) -> bool:
-        """Whether all GEMMs are done."""
+        """True if all GEMMs are done."""
         return bool(np.isfinite(self.state.done).all())
 
     @property

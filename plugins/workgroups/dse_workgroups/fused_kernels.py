@@ -80,7 +80,7 @@ class FusedKernel:
 
     @property
     def stores(self) -> bool:
-        """Whether workgroups store into the memory of peers: in a node, without copies, what they make."""
+        """True if workgroups store into the memory of peers: in a node, without copies, what they make."""
         return bool(self.knobs.zero_copy) and num_nodes(self.system) == 1 and not self.consumes
 
     @property

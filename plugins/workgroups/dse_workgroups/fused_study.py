@@ -108,11 +108,11 @@ class FusedWorkgroups(Plain):
         """Claims within by configuration; what zero copy saves; DLRM by its number of tables."""
         if not _is_whole(run):
             return
-        yield "configurations", [self._counted(run, inputs) for inputs in every_configuration()]
+        yield "configurations", [self._count(run, inputs) for inputs in every_configuration()]
         yield "stored_or_copied", _stored_or_copied(run)
         yield "fewer_tables", _fewer_tables(run)
 
-    def _counted(self, run: FinishedRun, inputs: OpenInputs) -> dict[str, Any]:
+    def _count(self, run: FinishedRun, inputs: OpenInputs) -> dict[str, Any]:
         rows = judge(self.claims(), self.findings_of(run, inputs))
         tested = [row for row in rows if row["within"] is not None and row["basis"] == "predicted"]
         missed = [row["id"].partition(".")[2] for row in tested if not row["within"]]
@@ -134,12 +134,12 @@ def every_configuration() -> Iterator[OpenInputs]:
 
 def fused_within(run: FinishedRun) -> Mapping[str, Any]:
     """Claims within and tested in the first declared configuration, and within in the second, of a finished run."""
-    first, second = (STUDY._counted(run, inputs) for inputs in DECLARED)
+    first, second = (STUDY._count(run, inputs) for inputs in DECLARED)
     return {"fused_within": first["within"], "fused_tested": first["tested"], "fused_within_packed": second["within"]}
 
 
 def _is_whole(run: FinishedRun) -> bool:
-    """Whether a run has all operators in all configurations."""
+    """Tell whether a run has all operators in all configurations."""
     table = run.outputs.read_table("results")
     if not {"system.name", "schedule.copies", _SETUP} <= set(table) or len(run.probe("older")) == 0:
         return False

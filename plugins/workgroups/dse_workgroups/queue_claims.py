@@ -79,7 +79,7 @@ def findings(gpu: Gpu, times: QueueTimes) -> Mapping[str, ClaimResult]:
 
 
 def _differs(gpu: Gpu, times: QueueTimes) -> bool:
-    """Whether a tile that is best alone is not the best at the largest degree for some GEMM."""
+    """Tell whether a tile that is best alone is not the best at the largest degree for some GEMM."""
     most = max(DEGREES)
     return any(
         _seconds(gpu, times, row, most, "isolated") > _FASTER * _seconds(gpu, times, row, most, "best")

@@ -71,7 +71,7 @@ class MeasuredOverlap:
 
     @property
     def right_sign(self) -> bool:
-        """Whether overlap gains, or loses, in both."""
+        """True if overlap gains, or loses, in both."""
         return (self.speedup >= 1) == (self.measured[2] >= 1)
 
 
@@ -187,7 +187,7 @@ def predict_overlap(
 
 
 def _is_fitted(cells: Mapping[str, str], fits: str | None = None) -> bool:
-    """Whether a constant was calibrated on this row: those called `fits`, or any."""
+    """Tell whether a constant was calibrated on this row: those called `fits`, or any."""
     return any(_is_row(cells, row) for row in fitted_rows() if fits in (None, row["fits"]))
 
 

@@ -51,7 +51,7 @@ class Prefill:
 
 @cache
 def settings() -> Mapping[str, Any]:
-    """What `prefills.yaml` says."""
+    """Settings in `prefills.yaml`."""
     tree: Mapping[str, Any] = load_yaml(Path(__file__).with_suffix(".yaml"))
     return tree
 
@@ -124,7 +124,7 @@ def calibration_rows(file: Path) -> list[tuple[tuple[str, int, int], float]]:
 
 
 def _is_fitted(cells: Mapping[str, str]) -> bool:
-    """Whether constants were fitted on this row."""
+    """Tell whether constants were fitted on this row."""
     row = {"model": cells["model"], "prompt_len": int(cells["prompt_len"]), "tp": int(cells["tp"])}
     return row in settings()["calibrated_on"]
 

@@ -17,7 +17,7 @@ from dse_codesign.technology.settings import Array, Coefficients
 
 @dataclass(frozen=True)
 class Price:
-    """What machines take; arrays [B], or [S, B] over drawn technologies.
+    """Costs of machines; arrays [B], or [S, B] over drawn technologies.
 
     area: of the package, by block and die. dies: of each kind, with yield and cost. power: of a module by part at the
     activity and `clock`. clock: over the nominal one. cost_usd: by part, for one GPU with its share of the node and the
