@@ -31,7 +31,7 @@ from simulators.compiled import inline_always, inline_never
 
 @inline_always
 def column_at(channel: int, place: int, since: float, s: State, r: Rules) -> float:
-    """Time from which a request's bank can give its column; negative if its row has to be opened."""
+    """Return the time from which a request's bank can give its column; negative if its row has to be opened."""
     bank, row = place % r.banks, place // r.banks
     if s.bank[channel, bank, ROW] == row:
         return max(s.bank[channel, bank, OPENED] + r.trcd, since)
@@ -51,7 +51,7 @@ def bus_at(channel: int, writes: int, s: State, r: Rules) -> float:
 
 @inline_never
 def pick(channel: int, s: State, r: Rules) -> int:
-    """Choose the request whose column comes first, with a turn of the bus; of these a row hit, and of these the oldest."""
+    """Choose the request whose column comes first, with a turn of the bus; of these a row hit, and then the oldest."""
     best, best_key, best_born = -1, NEVER, 0
     to_read, to_write = bus_at(channel, 0, s, r), bus_at(channel, 1, s, r)
     for place in range(s.ci[channel, LENGTH]):

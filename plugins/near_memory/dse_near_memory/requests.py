@@ -54,7 +54,7 @@ class Output:
 
 
 def channels_of(chunks: Ints, controller: Controller) -> Ints:
-    """Channel of each chunk of `interleave_bytes`."""
+    """Find the channel of each chunk of `interleave_bytes`."""
     high, channel = chunks // controller.dram.channels, chunks % controller.dram.channels
     folds = controller.folds()
     return np.asarray(channel ^ folds[high & 255] ^ folds[256 + (high >> 8 & 255)] ^ folds[512 + (high >> 16 & 255)])
@@ -72,14 +72,14 @@ def lines_of_sample(first: int, count: int, controller: Controller) -> tuple[Int
 
 
 def place_of(lines: Ints, controller: Controller) -> Ints:
-    """Place (row * banks + bank) of lines in their channel."""
+    """Find the place (row * banks + bank) of lines in their channel."""
     chunk_lines = controller.mapping.interleave_bytes // LINE_BYTES
     local = lines // chunk_lines // controller.dram.channels * chunk_lines + lines % chunk_lines
     return place_in_channel(local, controller)
 
 
 def place_in_channel(local: Ints, controller: Controller) -> Ints:
-    """Find the place of a channel's lines: bits of the address count banks, those above the columns of a row count rows."""
+    """Find the place of a channel's lines: bits of the address count banks, those above a row's columns count rows."""
     bank, rest = np.zeros_like(local), local
     for place, bit in enumerate(controller.bank_bits):
         low = bit - place - LINE_BYTES.bit_length() + 1  # bits of banks below it are gone
@@ -145,7 +145,7 @@ def gemm_reads(uses: Uses, controller: Controller) -> Reads:
 
 @dataclass(frozen=True)
 class Shares:
-    """What CUs need of a GEMM: uses of panels by CU and wave, CUs by use, and times of their steps (see `Work`)."""
+    """Needs of CUs in a GEMM: uses of panels by CU and wave, CUs by use, and times of their steps (see `Work`)."""
 
     use_wave: Ints
     user_first: Ints
@@ -176,7 +176,7 @@ def share_out(uses: Uses) -> Shares:
 
 
 def _panels(uses: Uses) -> Ints:
-    """Addresses of the panels that are used: rows of `_gather`. Operands follow one another, each at a page."""
+    """Tabulate addresses of panels that are used: rows of `_gather`. Operands follow one another, each at a page."""
     tiling = uses.tiling
     row = tiling.element_bytes * tiling.k
     bases = (0, -(-tiling.major * row // _ALIGN) * _ALIGN)

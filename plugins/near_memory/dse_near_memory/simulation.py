@@ -41,7 +41,7 @@ PARTS = ("GEMM reads", "GEMM writes", "RS reads", "RS writes", "AG reads", "AG w
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one sub-layer took.
+    """Times and traffic of one sub-layer.
 
     seconds: all of it. gemm_s: until the last product. reduce_s, gather_s: of the collectives after it, or beside it.
     traffic: bytes at the HBM by component. row_hits, turns: for each request. spills: entries that the tracker evicted
