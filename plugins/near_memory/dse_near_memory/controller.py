@@ -25,11 +25,12 @@ Ints = NDArray[np.int64]
 class Controller(SourcedValue):
     """Channels of the HBM and what schedules their requests.
 
-    bank_groups: of a channel's banks; columns of a group are `tccdl_s` apart. group_bytes: of a channel's addresses,
-    before the next bank group. store_buffer: stores of the GEMM that its reads may overtake at a channel. window_bytes:
-    that a DMA command has in flight. wavefronts: of a workgroup, each with a region of the tracker: the ways of its
-    sets. sampled_channels: of all channels, which are alike where addresses are hashed; they are simulated, and stand
-    for the others.
+    bank_groups: of a channel's banks, by their lowest bits; columns of a group are `tccdl_s` apart. bank_bits: of the
+    address of a byte in its channel, lowest first; the bits between them count the bytes of a row. store_buffer: stores
+    of the GEMM that its reads may overtake at a channel. window_bytes: that a DMA command has in flight. wavefronts: of
+    a workgroup, each with a region of the tracker: the ways of its sets. sampled_channels: of all channels, which are
+    alike where addresses are hashed; they are simulated, and stand for the others. lockstep: whether CUs wait for one
+    another before they take their next tiles, as the fluid model has it.
     """
 
     name: str
@@ -38,7 +39,8 @@ class Controller(SourcedValue):
     mapping: AddressMapping
     bank_groups: Annotated[Integer, Field(ge=1, le=16)]
     tccdl_s: Annotated[Seconds, Field(ge=0, le=1e-6)]
-    group_bytes: Annotated[Integer, Field(ge=64, le=4096)]
+    lockstep: bool
+    bank_bits: tuple[Annotated[Integer, Field(ge=6, le=24)], ...]
     store_buffer: Annotated[Integer, Field(ge=0, le=10**9)]
     window_bytes: Annotated[Bytes, Field(ge=4096)]
     wavefronts: Annotated[Integer, Field(ge=1, le=16)]
@@ -52,7 +54,6 @@ class Controller(SourcedValue):
             "bank_groups": self.bank_groups,
             "dram.row_bytes": self.dram.row_bytes,
             "mapping.interleave_bytes": self.mapping.interleave_bytes,
-            "group_bytes": self.group_bytes,
         }
         for path, size in sizes.items():
             yield Rule(f"controller.{path}", not whole_power(size), "is no power of two", size, way_out="take one")
@@ -61,9 +62,10 @@ class Controller(SourcedValue):
         most, text = self.dram.channels, "are more than there are ({0})"
         broken = self.sampled_channels > most
         yield Rule("controller.sampled_channels", broken, text, self.sampled_channels, (most,), "take fewer")
-        text = "is more than a row has for each bank group ({0})"
-        most = self.dram.row_bytes
-        yield Rule("controller.group_bytes", self.group_bytes > most, text, self.group_bytes, (most,), "take less")
+        bits, text = self.dram.banks.bit_length() - 1, "are no {0} rising bits"
+        wrong = len(self.bank_bits) != bits or sorted(set(self.bank_bits)) != list(self.bank_bits)
+        way = "name one for each doubling of the banks"
+        yield Rule("controller.bank_bits", wrong, text, self.bank_bits, (bits,), way)
 
     @property
     def burst_s(self) -> float:

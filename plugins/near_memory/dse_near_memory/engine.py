@@ -1,69 +1,67 @@
 """Requests of a GEMM and of the communication that it triggers, at channels and banks of an HBM, in the order of time.
 
-GEMM      a wave multiplies in steps; reads of a step are issued when the step before it begins (two buffers), and a
-          step begins once they are there. A wave's output leaves when its last step ends
+GEMM      a CU multiplies its tiles in steps, and takes its next tiles when they are done, whatever other CUs do; reads
+          of a step are issued when the step before it begins (two buffers), and a step begins once they are there.
+          CUs that share a panel of an operand read it once. A CU's output leaves when its last step ends
 DMA       a command reads a chunk line by line with a window of lines in flight; each line goes over the link, and,
           by symmetry, a line of the next chunk comes in from the neighbour
 tracker   counts updates of a region (of a wavefront's tile in a chunk) as they enter the queue of a channel. A
           region that is complete frees its entry; a chunk whose regions are complete starts its command. A set that
           is full evicts the entry used longest ago, whose counts go to memory until its next update
-channel   a queue, filled from the streams of the GEMM and of communication by a policy; row hits and idle banks
-          first; up to `drain` requests go in one turn of the bus. A bank opens rows (tRCD, tRP, tRAS, tWR, tRRD), a
-          bank group takes columns tCCDL apart, updates longer
+channel   a queue, filled from the streams of the GEMM and of communication by a policy; its banks are those of
+          `dse_near_memory.banks`
 """
 
 from __future__ import annotations
 
+from dse_near_memory import banks, state
 from dse_near_memory.state import (
-    ACTIVATIONS,
     ACTIVE,
     ADMITTED,
     AFTER,
     AFTER_ALL,
     AFTER_CHUNK,
     BORN,
-    BURST,
     BUS,
     COMM,
     COMM_END,
     COMM_READ,
     COMPUTE_FIRST,
-    COMPUTED,
     CREDITED,
+    CU_AT,
+    CU_COMPUTED,
+    CU_FETCH,
+    CU_PENDING,
+    CU_READY,
+    CU_STEP,
+    CU_WAITS,
+    CU_WAVE,
     DELIVERED,
+    DONE,
+    ENDED,
     FCFS,
     FROM_GEMM,
-    GATE,
     GEMM_AT,
     GEMM_END,
     HOP,
     INCOMING,
     ISSUED,
     LAST,
-    LAST_KIND,
-    LAST_USE,
-    LEFT,
     LENGTH,
     LINK_FREE,
     LIVE,
-    MODE,
     NEVER,
     NEXT,
+    NEXT_CU,
     NOW,
     NUM_LINES,
     NUM_SENT,
-    OPENED,
     PACE,
     PEAK,
     PHASE,
     PUSHED,
     READ,
     READS,
-    READY,
-    REFRESH,
-    REFRESHES,
-    ROW,
-    ROW_HITS,
     RS_END,
     SEEN,
     SERVED,
@@ -71,22 +69,18 @@ from dse_near_memory.state import (
     SPILLS,
     STAMP,
     STARTS,
-    STEP,
     STORE,
     STORED,
     STORES_LEFT,
     TARGET,
     TARGET_LINES,
-    TURNS,
     UPDATES,
-    WAITING,
-    WAVE,
     WRITES,
     Rules,
     State,
     Work,
 )
-from simulators.compiled import flat, inline_never
+from simulators.compiled import flat_over, inline_never
 
 
 @inline_never
@@ -102,12 +96,45 @@ def _push(stream: int, channel: int, place: int, tag: int, s: State) -> None:
 
 
 @inline_never
-def _issue_reads(step: int, w: Work, s: State) -> None:
-    """Issue the reads of a step, counted from the first wave's first."""
-    first, last = w.read_first[step], w.read_first[step + 1]
-    s.i[LEFT], s.t[READY] = last - first, s.t[NOW]
-    for place in range(first, last):
-        _push(0, w.read_channel[place], w.read_place[place], 0, s)
+def _issue_reads(cu: int, w: Work, s: State, r: Rules) -> None:
+    """Ask for what a CU reads for its next step; lines that another CU has asked for come to both."""
+    at = s.cu[cu, CU_WAVE] * r.cus + cu
+    step = s.cu[cu, CU_FETCH]
+    s.cu[cu, CU_PENDING], s.cut[cu, CU_READY] = 0, s.t[NOW]
+    for need in range(w.need_first[at], w.need_first[at + 1]):
+        block = w.need_use[need] * r.steps + step
+        if s.block_left[block] < 0:
+            first, last = w.read_first[block], w.read_first[block + 1]
+            s.block_left[block] = last - first
+            for place in range(first, last):
+                _push(0, w.read_channel[place], w.read_place[place], block, s)
+        s.cu[cu, CU_PENDING] += 1 if s.block_left[block] > 0 else 0
+        s.cut[cu, CU_READY] = max(s.cut[cu, CU_READY], s.block_at[block])
+
+
+@inline_never
+def _schedule(cu: int, at: float, s: State) -> None:
+    """Let a CU have its next event at a time."""
+    s.cut[cu, CU_AT] = at
+    if at < s.t[GEMM_AT]:
+        s.t[GEMM_AT], s.i[NEXT_CU] = at, cu
+
+
+@inline_never
+def _receive(block: int, w: Work, s: State, r: Rules) -> None:
+    """Receive a line of a block; with the last one, CUs that wait for it go on."""
+    s.block_left[block] -= 1
+    s.block_at[block] = max(s.block_at[block], s.t[LAST])
+    if s.block_left[block] > 0:
+        return
+    use, step = block // r.steps, block % r.steps
+    for user in range(w.user_first[use], w.user_first[use + 1]):
+        cu = w.user_cu[user]
+        if s.cu[cu, CU_WAVE] == w.use_wave[use] and s.cu[cu, CU_FETCH] == step and s.cu[cu, CU_PENDING] > 0:
+            s.cu[cu, CU_PENDING] -= 1
+            s.cut[cu, CU_READY] = max(s.cut[cu, CU_READY], s.block_at[block])
+            if s.cu[cu, CU_WAITS] and s.cu[cu, CU_PENDING] == 0:
+                _schedule(cu, max(s.cut[cu, CU_COMPUTED], s.cut[cu, CU_READY]), s)
 
 
 @inline_never
@@ -124,39 +151,81 @@ def _issue_stores(first: int, last: int, w: Work, s: State) -> None:
 
 
 @inline_never
-def _begin_step(w: Work, s: State, r: Rules) -> None:
-    """Begin to multiply: fetch for the next step, and write back a part of the last wave's output from the cache."""
-    wave, step = s.i[WAVE], s.i[STEP]
-    s.t[COMPUTED] = s.t[NOW] + w.step_ns[wave]
-    s.i[LEFT] = 0
+def _begin_step(cu: int, w: Work, s: State, r: Rules) -> None:
+    """Begin to multiply: fetch for the next step, and write back a part of the last tiles' output from the cache."""
+    wave, step = s.cu[cu, CU_WAVE], s.cu[cu, CU_STEP]
+    end = s.t[NOW] + w.step_ns[wave * r.cus + cu]
+    s.cut[cu, CU_COMPUTED], s.cu[cu, CU_WAITS] = end, 0
+    s.cu[cu, CU_FETCH] = step + 1
     if step + 1 < r.steps:
-        _issue_reads(wave * r.steps + step + 1, w, s)
+        _issue_reads(cu, w, s, r)
     if r.spread and wave > 0:
-        first, count = w.store_first[wave - 1], w.store_first[wave] - w.store_first[wave - 1]
+        first = w.store_first[(wave - 1) * r.cus + cu]
+        count = w.store_first[(wave - 1) * r.cus + cu + 1] - first
         _issue_stores(first + count * step // r.steps, first + count * (step + 1) // r.steps, w, s)
-    s.t[GEMM_AT], s.i[WAITING] = s.t[COMPUTED], 0
+    _schedule(cu, end, s)
+
+
+@inline_never
+def _end_tiles(cu: int, w: Work, s: State, r: Rules) -> None:
+    """Store a CU's tiles, and take the next ones; in lockstep, once all CUs have stored theirs."""
+    at = s.cu[cu, CU_WAVE] * r.cus + cu
+    s.cu[cu, CU_WAVE] += 1
+    s.cu[cu, CU_STEP] = s.cu[cu, CU_FETCH] = 0
+    is_last = not _has_tiles(cu, w, s, r)
+    if not r.spread or is_last:
+        _issue_stores(w.store_first[at], w.store_first[at + 1], w, s)
+    if is_last:
+        s.i[DONE] += 1
+        s.t[GEMM_END] = s.t[NOW]
+    if not r.lockstep:
+        _take_tiles(cu, w, s, r)
+        return
+    s.i[ENDED] += 1
+    if s.i[ENDED] == r.cus:
+        s.i[ENDED] = 0
+        for other in range(r.cus):
+            _take_tiles(other, w, s, r)
+
+
+@inline_never
+def _has_tiles(cu: int, w: Work, s: State, r: Rules) -> bool:
+    """Tell whether a CU has tiles of its wave."""
+    return s.cu[cu, CU_WAVE] < r.waves and w.step_ns[s.cu[cu, CU_WAVE] * r.cus + cu] > 0.0
+
+
+@inline_never
+def _take_tiles(cu: int, w: Work, s: State, r: Rules) -> None:
+    """Let a CU that has tiles of its wave begin them once what their first step reads is there."""
+    if _has_tiles(cu, w, s, r):
+        _issue_reads(cu, w, s, r)
+        _await_reads(cu, s)
+
+
+@inline_never
+def _await_reads(cu: int, s: State) -> None:
+    """Let a CU go on at once if all that its next step reads is there, or when it is."""
+    s.cu[cu, CU_WAITS] = 1
+    if s.cu[cu, CU_PENDING] == 0:
+        _schedule(cu, max(s.t[NOW], s.cut[cu, CU_READY]), s)
 
 
 @inline_never
 def _gemm_event(w: Work, s: State, r: Rules) -> None:
-    """A step has been multiplied, or what the next one waits for is there."""
-    s.t[GEMM_AT] = NEVER
-    if s.i[WAITING]:
-        _begin_step(w, s, r)
+    """A CU has multiplied a step, or what its next one waits for is there."""
+    cu = s.i[NEXT_CU]
+    s.cut[cu, CU_AT] = s.t[GEMM_AT] = NEVER
+    for other in range(r.cus):
+        if s.cut[other, CU_AT] < s.t[GEMM_AT]:
+            s.t[GEMM_AT], s.i[NEXT_CU] = s.cut[other, CU_AT], other
+    if s.cu[cu, CU_WAITS]:
+        _begin_step(cu, w, s, r)
         return
-    s.i[STEP] += 1
-    if s.i[STEP] == r.steps:
-        wave = s.i[WAVE]
-        if not r.spread or wave + 1 == r.waves:
-            _issue_stores(w.store_first[wave], w.store_first[wave + 1], w, s)
-        s.i[WAVE], s.i[STEP] = wave + 1, 0
-        if wave + 1 == r.waves:
-            s.t[GEMM_END] = s.t[NOW]
-            return
-        _issue_reads((wave + 1) * r.steps, w, s)
-    s.i[WAITING] = 1
-    if s.i[LEFT] == 0:
-        s.t[GEMM_AT] = max(s.t[NOW], s.t[READY])
+    s.cu[cu, CU_STEP] += 1
+    if s.cu[cu, CU_STEP] == r.steps:
+        _end_tiles(cu, w, s, r)
+    else:
+        _await_reads(cu, s)
 
 
 @inline_never
@@ -166,7 +235,7 @@ def _begin_comm(w: Work, s: State, r: Rules) -> None:
     if s.i[ACTIVE] or step >= len(w.program):
         return
     after, source = w.program[step, AFTER], w.program[step, SOURCE]
-    idle = s.i[WAVE] == r.waves and s.i[STORES_LEFT] == 0
+    idle = s.i[DONE] == r.cus and s.i[STORES_LEFT] == 0
     if after == AFTER_CHUNK and not w.program[step, FROM_GEMM] and s.chunk_left[source] > 0:
         return
     if after == AFTER_ALL and not idle:
@@ -344,104 +413,17 @@ def _admit(channel: int, w: Work, s: State, r: Rules) -> None:
 
 
 @inline_never
-def _set_mode(channel: int, s: State, r: Rules) -> int:
-    """Reads (0) or writes (1): which of them the bus takes next."""
-    writes = s.ci[channel, WRITES]
-    reads = s.ci[channel, LENGTH] - writes
-    sated = s.ci[channel, BURST] >= r.drain
-    if s.ci[channel, MODE] == 0:
-        turns = reads == 0 or (writes >= r.drain and sated)
-    else:
-        turns = writes == 0 or (reads > 0 and sated)
-    if turns:
-        s.ci[channel, MODE] = 1 - s.ci[channel, MODE]
-        s.ci[channel, BURST] = 0
-    return s.ci[channel, MODE]
-
-
-@inline_never
-def _column_at(channel: int, place: int, since: float, s: State, r: Rules) -> float:
-    """Time from which a request's bank can give its column; negative if its row has to be opened."""
-    bank, row = place % r.banks, place // r.banks
-    if s.bank[channel, bank, ROW] == row:
-        return max(s.bank[channel, bank, OPENED] + r.trcd, since)
-    opened = max(since, s.bank[channel, bank, LAST_USE] + r.trp)
-    opened = max(opened, s.bank[channel, bank, OPENED] + r.tras + r.trp)
-    return -(max(opened, s.ct[channel, GATE]) + r.trcd) - 1e-9
-
-
-@inline_never
-def _pick(channel: int, mode: int, s: State, r: Rules) -> int:
-    """The request whose column comes first; of these a row hit, and of these the oldest."""
-    bus = max(s.t[NOW], s.ct[channel, BUS])
-    best, best_key, best_born = -1, NEVER, 0
-    for place in range(s.ci[channel, LENGTH]):
-        if s.queue_kind[channel, place] & 1 != mode:
-            continue
-        column = _column_at(channel, s.queue_place[channel, place], s.queue_from[channel, place], s, r)
-        group = s.group[channel, s.queue_place[channel, place] % r.groups]
-        begin = max(bus, abs(column), group)
-        key = begin + (1e-3 if column < 0 else 0.0)
-        born = s.queue_born[channel, place]
-        if key < best_key or (key == best_key and born < best_born):
-            best, best_key, best_born = place, key, born
-    return best
-
-
-@inline_never
-def _refresh(channel: int, s: State, r: Rules) -> None:
-    """Refresh a channel that is due: it closes all rows. One that was due while the channel was idle began in time."""
-    due = s.ct[channel, REFRESH]
-    late = max(s.t[NOW], s.ct[channel, BUS]) - due
-    if late >= 0:
-        due += int(late / r.trefi) * r.trefi
-        end = max(due, s.ct[channel, BUS]) + r.trfc
-        s.ct[channel, REFRESH], s.ct[channel, BUS] = due + r.trefi, end
-        s.counts[REFRESHES] += 1
-        for bank in range(r.banks):
-            s.bank[channel, bank, ROW] = -1
-            s.bank[channel, bank, LAST_USE] = max(s.bank[channel, bank, LAST_USE], end - r.trp)
-
-
-@inline_never
-def _use_bank(channel: int, pick: int, updates: int, s: State, r: Rules) -> float:
-    """Open the row of a request if need be, and take its columns; return when they have passed the bus."""
-    place, kind = s.queue_place[channel, pick], s.queue_kind[channel, pick]
-    column = _column_at(channel, place, s.queue_from[channel, pick], s, r)
-    bank, group = place % r.banks, place % r.groups
-    bus = max(s.t[NOW], s.ct[channel, BUS])
-    if s.ci[channel, LAST_KIND] != kind & 1:
-        bus += r.to_write if kind & 1 else r.to_read
-        s.counts[TURNS] += 1
-        s.ci[channel, LAST_KIND] = kind & 1
-    begin = max(bus, abs(column), s.group[channel, group])
-    if column < 0:
-        opened = abs(column) - r.trcd
-        s.ct[channel, GATE] = max(s.ct[channel, GATE], opened) + r.trrd
-        s.bank[channel, bank, ROW], s.bank[channel, bank, OPENED] = place // r.banks, opened
-        s.counts[ACTIVATIONS] += 1
-    else:
-        s.counts[ROW_HITS] += 1
-    s.group[channel, group] = begin + (r.update_group if updates else r.group)
-    s.bank[channel, bank, LAST_USE] = begin + r.burst + (r.twr if kind & 1 else 0.0)
-    s.ct[channel, BUS] = begin + r.burst
-    return begin + r.burst
-
-
-@inline_never
 def _serve(channel: int, w: Work, s: State, r: Rules) -> None:
     """Let a channel take requests into its queue and serve one."""
     _admit(channel, w, s, r)
     if s.ci[channel, LENGTH] == 0:
         s.ct[channel, NEXT] = NEVER
         return
-    _refresh(channel, s, r)
-    mode = _set_mode(channel, s, r)
-    pick = _pick(channel, mode, s, r)
-    s.ci[channel, BURST] += 1
+    banks.refresh(channel, s, r)
+    pick = banks.pick(channel, s, r)
     described, tag = s.queue_kind[channel, pick], s.queue_tag[channel, pick]
     kind, phase, updates = described & 3, described >> 2 & 3, described >> 4
-    end = _use_bank(channel, pick, updates, s, r)
+    end = banks.use_bank(channel, pick, updates, s, r)
     last = s.ci[channel, LENGTH] - 1
     for column in (s.queue_place, s.queue_kind, s.queue_tag, s.queue_born):
         column[channel, pick] = column[channel, last]
@@ -452,21 +434,17 @@ def _serve(channel: int, w: Work, s: State, r: Rules) -> None:
     s.counts[SERVED + 3 * kind + phase] += 1 if tag != -1 else 0
     s.t[LAST] = end + r.latency
     if kind == READ:
-        s.i[LEFT] -= 1
-        s.t[READY] = max(s.t[READY], s.t[LAST])
-        if s.i[LEFT] == 0 and s.i[WAITING]:
-            s.t[GEMM_AT] = max(s.t[COMPUTED], s.t[READY])
+        _receive(tag, w, s, r)
     elif kind == COMM_READ and tag == 1:
         _send(s)
 
 
-@flat
+@flat_over(banks, state)
 def run(w: Work, s: State, r: Rules) -> float:
     """Serve all requests of a run; return when the last has been served [ns]."""
-    if r.waves > 0:
-        s.i[WAITING] = 1
-        _issue_reads(0, w, s)
-        s.t[GEMM_AT] = 0.0 if s.i[LEFT] == 0 else NEVER
+    for cu in range(r.cus):
+        s.i[DONE] += 0 if _has_tiles(cu, w, s, r) else 1
+        _take_tiles(cu, w, s, r)
     _begin_comm(w, s, r)
     end = 0.0
     while True:

@@ -24,7 +24,7 @@ _ALIGN = 2**21
 
 @dataclass(frozen=True)
 class Reads:
-    """Reads of a GEMM at the sampled channels. first [steps + 1]: into channel, place. total: at all channels."""
+    """Reads of a GEMM at the sampled channels. first [uses * steps + 1]: into channel, place. total: of all."""
 
     first: Ints
     channel: Ints
@@ -36,9 +36,9 @@ class Reads:
 class Output:
     """Lines of an output at the sampled channels, by address.
 
-    line, channel, place, chunk, region [L]. chunk_first [N + 1], stores_first [waves + 1]: into the lines, and into
-    `stores`, lines in the order in which they are stored. region_set: entry of the tracker of a region's workgroup.
-    chunk_regions: regions of each chunk.
+    line, channel, place, chunk, region [L]. chunk_first [N + 1], stores_first [waves * CUs + 1]: into the lines, and
+    into `stores`, lines in the order in which a CU stores them. region_set: entry of the tracker of a region's
+    workgroup. chunk_regions: regions of each chunk.
     """
 
     line: Ints
@@ -54,7 +54,7 @@ class Output:
 
 
 def channels_of(chunks: Ints, controller: Controller) -> Ints:
-    """Channel of each chunk of `interleave_bytes`."""
+    """Find the channel of each chunk of `interleave_bytes`."""
     high, channel = chunks // controller.dram.channels, chunks % controller.dram.channels
     folds = controller.folds()
     return np.asarray(channel ^ folds[high & 255] ^ folds[256 + (high >> 8 & 255)] ^ folds[512 + (high >> 16 & 255)])
@@ -72,27 +72,28 @@ def lines_of_sample(first: int, count: int, controller: Controller) -> tuple[Int
 
 
 def place_of(lines: Ints, controller: Controller) -> Ints:
-    """Place (row * banks + bank) of lines in their channel."""
+    """Find the place (row * banks + bank) of lines in their channel."""
     chunk_lines = controller.mapping.interleave_bytes // LINE_BYTES
     local = lines // chunk_lines // controller.dram.channels * chunk_lines + lines % chunk_lines
     return place_in_channel(local, controller)
 
 
 def place_in_channel(local: Ints, controller: Controller) -> Ints:
-    """Place of a channel's lines: bank groups change every `group_bytes`, then columns, banks and rows do."""
-    groups, banks = controller.bank_groups, controller.dram.banks
-    unit, row_lines = controller.group_bytes // LINE_BYTES, controller.dram.row_bytes // LINE_BYTES
-    group, rest = local // unit % groups, local // (unit * groups)
-    block = rest // (row_lines // unit)
-    bank, row = block % (banks // groups), block // (banks // groups)
+    """Find the place of a channel's lines: bits of the address count banks, those above a row's columns count rows."""
+    bank, rest = np.zeros_like(local), local
+    for place, bit in enumerate(controller.bank_bits):
+        low = bit - place - LINE_BYTES.bit_length() + 1  # bits of banks below it are gone
+        bank = bank | (rest >> low & 1) << place
+        rest = rest >> low + 1 << low | rest & (1 << low) - 1
+    row = rest * LINE_BYTES // controller.dram.row_bytes
     if controller.mapping.bank_xor:
-        bank = bank ^ row % (banks // groups)
-    return np.asarray(row * banks + bank * groups + group)
+        bank = bank ^ row % (controller.dram.banks // controller.bank_groups) * controller.bank_groups
+    return np.asarray(row * controller.dram.banks + bank)
 
 
 @compile_lazily
 def _gather(uses: Ints, limits: Ints, sampled: Ints, folds: Ints, out: Ints) -> tuple[int, int]:
-    """Write step, line and channel of the lines that miss at sampled channels; count these, and all that miss.
+    """Write block, line and channel of the lines that miss at sampled channels; count these, and all that miss.
 
     uses [U, 6]: wave, first and last byte of a panel, share that misses in 1/2^32, first byte and bytes of a row of the
     operand. limits: bytes of a step, steps, lines of a chunk, channels.
@@ -114,13 +115,13 @@ def _gather(uses: Ints, limits: Ints, sampled: Ints, folds: Ints, out: Ints) -> 
             if channel < 0:
                 continue
             step = min((line * line_bytes - base) % row // limits[0], limits[1] - 1)
-            out[0, count], out[1, count], out[2, count] = wave * limits[1] + step, line, channel
+            out[0, count], out[1, count], out[2, count] = use * limits[1] + step, line, channel
             count += 1
     return count, total
 
 
 def gemm_reads(uses: Uses, controller: Controller) -> Reads:
-    """Reads of a GEMM, wave by wave and step by step."""
+    """Reads of a GEMM, use by use and step by step."""
     tiling, sampled = uses.tiling, controller.sampled
     limits = np.array(
         [
@@ -136,14 +137,46 @@ def gemm_reads(uses: Uses, controller: Controller) -> Reads:
     room = int(expected * min(1.0, 1.5 * share)) + 64 * len(table) + 1024
     out = np.empty((3, room), np.int64)
     count, total = _gather(table, limits, sampled, controller.folds(), out)
-    step, line, channel = out[:, :count]
-    order = np.argsort(step, kind="stable")
-    first = np.searchsorted(step[order], np.arange(tiling.waves * tiling.steps + 1))
+    block, line, channel = out[:, :count]
+    order = np.argsort(block, kind="stable")
+    first = np.searchsorted(block[order], np.arange(len(table) * tiling.steps + 1))
     return Reads(first, channel[order], place_of(line[order], controller), total)
 
 
+@dataclass(frozen=True)
+class Shares:
+    """Needs of CUs in a GEMM: uses of panels by CU and wave, CUs by use, and times of their steps (see `Work`)."""
+
+    use_wave: Ints
+    user_first: Ints
+    user_cu: Ints
+    need_first: Ints
+    need_use: Ints
+    step_ns: NDArray[np.float64]
+
+
+def share_out(uses: Uses) -> Shares:
+    """Deal out panels with the tiles of CUs. A CU works at all its tiles of a wave at once, and they share its rate."""
+    tiling = uses.tiling
+    tile = np.arange(tiling.grid[0] * tiling.grid[1])
+    at, wave = tiling.cu_of(tile), tile // tiling.wave
+    most = max(tiling.grid)
+    wanted = np.concatenate([2 * wave * most + tile // tiling.grid[1], (2 * wave + 1) * most + tile % tiling.grid[1]])
+    keys = (2 * uses.wave + uses.side) * most + uses.panel
+    order = np.argsort(keys)
+    use = order[np.searchsorted(keys[order], wanted)]
+    need_at, need_use = np.unique(np.stack([np.tile(at, 2), use]), axis=1)
+    by_use = np.argsort(need_use, kind="stable")
+    need_first = np.searchsorted(need_at, np.arange(tiling.waves * tiling.concurrent + 1))
+    user_first = np.searchsorted(need_use[by_use], np.arange(len(keys) + 1))
+    tiles = np.bincount(at, minlength=tiling.waves * tiling.concurrent)
+    columns = (uses.wave, user_first, need_at[by_use] % tiling.concurrent, need_first, need_use)
+    wave, users_first, users, needs_first, needs = (np.ascontiguousarray(column, np.int64) for column in columns)
+    return Shares(wave, users_first, users, needs_first, needs, tiles * np.float64(tiling.tile_s / tiling.steps * 1e9))
+
+
 def _panels(uses: Uses) -> Ints:
-    """Addresses of the panels that are used: rows of `_gather`. Operands follow one another, each at a page."""
+    """Tabulate addresses of panels that are used: rows of `_gather`. Operands follow one another, each at a page."""
     tiling = uses.tiling
     row = tiling.element_bytes * tiling.k
     bases = (0, -(-tiling.major * row // _ALIGN) * _ALIGN)
@@ -167,8 +200,9 @@ def output_lines(tiling: Tiling, addresses: AddressMap, controller: Controller, 
     major, minor = element // tiling.minor, element % tiling.minor
     tile = major // tiling.rows * tiling.grid[1] + minor // tiling.cols
     chunk = np.searchsorted(addresses.edges, lines, side="right") - 1
-    order = np.lexsort((minor, major // tiling.rows, major % tiling.rows, tile // tiling.wave))
-    stores_first = np.searchsorted((tile // tiling.wave)[order], np.arange(tiling.waves + 1))
+    place_of_cu = tiling.cu_of(tile)
+    order = np.lexsort((minor, tile, major % tiling.rows, place_of_cu))
+    stores_first = np.searchsorted(place_of_cu[order], np.arange(tiling.waves * tiling.concurrent + 1))
     band = major % tiling.rows * controller.wavefronts // tiling.rows
     keys = (tile * controller.wavefronts + band) * len(addresses.ranges) + chunk
     regions, region = np.unique(keys, return_inverse=True)

@@ -21,7 +21,7 @@ from dse_near_memory import engine
 from dse_near_memory import state as fields
 from dse_near_memory.address_map import LINE_BYTES, AddressMap
 from dse_near_memory.controller import Controller
-from dse_near_memory.requests import Output, Reads, gemm_reads, output_lines
+from dse_near_memory.requests import Output, Reads, Shares, gemm_reads, output_lines, share_out
 from dse_near_memory.state import NEVER, Rules, State, Work
 from dse_near_memory.tiles import Uses, tile_gemm
 from search_spaces.triggered import TriggeredSchedule
@@ -41,7 +41,7 @@ PARTS = ("GEMM reads", "GEMM writes", "RS reads", "RS writes", "AG reads", "AG w
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one sub-layer took.
+    """Times and traffic of one sub-layer.
 
     seconds: all of it. gemm_s: until the last product. reduce_s, gather_s: of the collectives after it, or beside it.
     traffic: bytes at the HBM by component. row_hits, turns: for each request. spills: entries that the tracker evicted
@@ -124,7 +124,7 @@ class SubLayer:
         reads = _READS.get(lambda: gemm_reads(uses, controller), uses, controller)
         updates = self._near and self.schedule.reduction != "serial"
         rules = self._rules(uses, sets, tracked=tracked, waves=uses.tiling.waves if gemm else 0, spread=not updates)
-        work = _work(reads, output, addresses, program, step_ns=uses.tiling.step_s * _NS)
+        work = _work(reads, output, addresses, program, shares=_SHARES.get(lambda: share_out(uses), uses))
         work = work._replace(store_updates=int(updates))
         state = _state(work, rules, output, addresses)
         end = engine.run(work, state, rules)
@@ -172,6 +172,8 @@ class SubLayer:
             spill_every=max(1, round(1 / share)),
             steps=uses.tiling.steps,
             waves=waves,
+            cus=uses.tiling.concurrent if waves else 0,
+            lockstep=int(controller.lockstep),
         )
 
     def _kernel_rate(self) -> float:
@@ -259,19 +261,20 @@ def _gather_steps(gpus: int) -> list[tuple[int, ...]]:
     return [(order[hop], 1, order[hop + 1], 0, 0, afters[hop], _AG) for hop in range(gpus - 1)]
 
 
-_READS, _OUTPUTS = Memo[Reads](32), Memo[Output](32)
+_READS, _OUTPUTS, _SHARES = Memo[Reads](32), Memo[Output](32), Memo[Shares](32)
 """Lists of requests by GEMM and controller: designs that differ in other numbers share them."""
 
 
 def _work(
-    reads: Reads, output: Output, addresses: AddressMap, program: Sequence[Sequence[int]], *, step_ns: Any
+    reads: Reads, output: Output, addresses: AddressMap, program: Sequence[Sequence[int]], *, shares: Shares
 ) -> Work:
     """Requests and steps of a run, with plain stores."""
     away = np.array([part.place == "remote" for part in addresses.ranges], np.int64)
     steps = np.array(program, np.int64).reshape(len(program), fields.STEP_FIELDS)
     return Work(
-        reads.first, reads.channel, reads.place, output.stores_first, output.stores, output.channel, output.place,
-        output.chunk, output.region, output.chunk_first, away, output.region_set, steps, step_ns, 0,
+        reads.first, reads.channel, reads.place, shares.use_wave, shares.user_first, shares.user_cu, shares.need_first,
+        shares.need_use, output.stores_first, output.stores, output.channel, output.place, output.chunk, output.region,
+        output.chunk_first, away, output.region_set, steps, shares.step_ns, 0,
     )  # fmt: skip
 
 
@@ -280,8 +283,9 @@ def _state(work: Work, rules: Rules, output: Output, addresses: AddressMap) -> S
     shape = (rules.channels, rules.queue)
     times, integers = np.zeros(fields.TIMES), np.zeros(fields.INTS, np.int64)
     times[[fields.GEMM_AT, fields.STARTS]] = NEVER
-    gemm = rules.waves > 0
-    integers[fields.STORES_LEFT] = int((1 - work.away[output.chunk]).sum()) if gemm else 0
+    integers[fields.STORES_LEFT] = int((1 - work.away[output.chunk]).sum()) if rules.cus else 0
+    blocks, cu_times = len(work.read_first) - 1, np.zeros((rules.cus, fields.CU_TIMES))
+    cu_times[:, fields.CU_AT] = NEVER
     times[fields.PACE] = rules.send
     channels = np.zeros((rules.channels, fields.CHANNEL_TIMES))
     channels[:, fields.NEXT], channels[:, fields.REFRESH] = NEVER, rules.trefi
@@ -294,6 +298,8 @@ def _state(work: Work, rules: Rules, output: Output, addresses: AddressMap) -> S
     fifo = (3, rules.channels, slots)
     return State(
         i=integers, t=times, counts=np.zeros(fields.COUNTS, np.int64),
+        cu=np.zeros((rules.cus, fields.CU_INTS), np.int64), cut=cu_times,
+        block_left=np.full(blocks, -1, np.int64), block_at=np.zeros(blocks),
         fifo=np.empty(fifo, np.int64), tag=np.empty(fifo, np.int64), arrived=np.empty(fifo),
         head=np.zeros(fifo[:2], np.int64), tail=np.zeros(fifo[:2], np.int64),
         ci=np.zeros((rules.channels, fields.CHANNEL_INTS), np.int64), ct=channels,

@@ -1,7 +1,4 @@
-"""Numbers of a run of `dse_near_memory.engine`: rules of the memory system, requests, and the state of all parts.
-
-Machine code of the engine is cached by its own file, so change a line there with a constant here.
-"""
+"""Numbers of a run of `dse_near_memory.engine`: rules of the memory system, requests, and the state of all parts."""
 
 from __future__ import annotations
 
@@ -21,19 +18,22 @@ AFTER_CHUNK, AFTER_STEP, AFTER_ALL = range(3)
 # fields of a step of communication. FROM_GEMM: lines come from the GEMM's stores, not from reads
 SOURCE, READS, TARGET, UPDATES, FROM_GEMM, AFTER, PHASE, STEP_FIELDS = range(8)
 # integers of the state
-(WAVE, STEP, LEFT, WAITING, COMM, ACTIVE, ISSUED, CREDITED, DELIVERED, PUSHED, ADMITTED, NUM_SENT, STORES_LEFT,
- SPILLS, LIVE, PEAK, STAMP, NUM_LINES, TARGET_LINES, INTS) = range(20)  # fmt: skip
+(DONE, ENDED, NEXT_CU, COMM, ACTIVE, ISSUED, CREDITED, DELIVERED, PUSHED, ADMITTED, NUM_SENT, STORES_LEFT,
+ SPILLS, LIVE, PEAK, STAMP, NUM_LINES, TARGET_LINES, INTS) = range(19)  # fmt: skip
 # times of the state. STORED: all of the GEMM's own stores are in queues. PACE, HOP: of a line over the link. LAST: the
 # last request served is there
-NOW, GEMM_AT, READY, COMPUTED, LINK_FREE, STARTS, GEMM_END, COMM_END, RS_END, STORED, LAST, PACE, HOP, TIMES = range(14)
+NOW, GEMM_AT, LINK_FREE, STARTS, GEMM_END, COMM_END, RS_END, STORED, LAST, PACE, HOP, TIMES = range(12)
 # counts
 ROW_HITS, ACTIVATIONS, TURNS, REFRESHES, SERVED = 0, 1, 2, 3, 4  # SERVED: by kind and phase, 4 kinds x 3
 COUNTS = SERVED + 12
 # of a channel: integers and times. LENGTH, WRITES: requests, and writes of them, in its queue. SEEN: admissions
 # of the GEMM's since the last of communication's
-MODE, BURST, LENGTH, WRITES, SEEN, LAST_KIND, BORN, CHANNEL_INTS = range(8)
+LENGTH, WRITES, SEEN, LAST_KIND, BORN, CHANNEL_INTS = range(6)
 NEXT, BUS, GATE, REFRESH, CHANNEL_TIMES = range(5)
 ROW, LAST_USE, OPENED, BANK_FIELDS = range(4)
+# of a CU: integers and times. FETCH: the step whose reads it asked for last; PENDING: blocks of it that are not there
+CU_WAVE, CU_STEP, CU_FETCH, CU_PENDING, CU_WAITS, CU_INTS = range(6)
+CU_AT, CU_COMPUTED, CU_READY, CU_TIMES = range(4)
 NEVER = 1e300
 
 
@@ -75,20 +75,28 @@ class Rules(NamedTuple):
     spill_every: int
     steps: int
     waves: int
+    cus: int
+    lockstep: int
 
 
 class Work(NamedTuple):
     """Requests of the sampled channels. Places are row * banks + bank.
 
-    read_first [waves * steps + 1]: into read_channel, read_place. store_first [waves + 1]: into store_line, lines of
-    the output. channel, place, chunk, region of each line of the output; chunk_first [N + 1]. away: whether a chunk is
-    stored at the neighbour. region_set: set of a region's entry. program [S, STEP_FIELDS]. step_s [waves].
-    store_updates: whether the GEMM's stores are updates.
+    A block is what a use of a panel by a wave reads in one step of k. read_first [uses * steps + 1]: into read_channel,
+    read_place. use_wave [uses]; user_first [uses + 1]: into user_cu. need_first [waves * CUs + 1]: into need_use.
+    step_ns [waves * CUs]. store_first [waves * CUs + 1]: into store_line, lines of the output. channel, place, chunk,
+    region of each line of the output; chunk_first [N + 1]. away: whether a chunk is stored at the neighbour.
+    region_set: set of a region's entry. program [S, STEP_FIELDS]. store_updates: whether the GEMM's stores are updates.
     """
 
     read_first: Ints
     read_channel: Ints
     read_place: Ints
+    use_wave: Ints
+    user_first: Ints
+    user_cu: Ints
+    need_first: Ints
+    need_use: Ints
     store_first: Ints
     store_line: Ints
     channel: Ints
@@ -106,13 +114,19 @@ class Work(NamedTuple):
 class State(NamedTuple):
     """State of a run. fifo [3, C, n]: places and tags of what waits; arrived: since when; head, tail [3, C].
 
-    queue_* [C, Q]: requests that a channel schedules among. left: updates that a region, a chunk's regions wait for.
-    entry, used [sets, ways]: of the tracker. spilled: regions whose counts are in memory. sent_at: of lines of a step.
+    cu [CUs, CU_INTS], cut [CUs, CU_TIMES]. block_left: lines of a block that are not there, -1 before they are asked
+    for; block_at: when the last one was. queue_* [C, Q]: requests that a channel schedules among. left: updates that a
+    region, a chunk's regions wait for. entry, used [sets, ways]: of the tracker. spilled: regions whose counts are in
+    memory. sent_at: of lines of a step.
     """
 
     i: Ints
     t: Floats
     counts: Ints
+    cu: Ints
+    cut: Floats
+    block_left: Ints
+    block_at: Floats
     fifo: Ints
     tag: Ints
     arrived: Floats

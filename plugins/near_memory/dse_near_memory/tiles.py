@@ -71,12 +71,9 @@ class Tiling:
         """Steps of k."""
         return -(-self.k // self.depth)
 
-    @property
-    def step_s(self) -> Floats:
-        """Time of a step of each wave [s]; workgroups of a CU share its rate."""
-        tiles = self.grid[0] * self.grid[1]
-        sizes = np.minimum(self.wave, tiles - self.wave * np.arange(self.waves))
-        return np.asarray(np.ceil(sizes / self.concurrent) * self.tile_s / self.steps)
+    def cu_of(self, tile: Ints) -> Ints:
+        """Find the place of tiles among CUs of all waves, wave by wave: CUs take those of a wave one by one."""
+        return np.asarray(tile // self.wave * self.concurrent + tile % self.wave % self.concurrent)
 
     @cached_property
     def panels(self) -> list[tuple[range, Sequence[int]]]:

@@ -32,7 +32,7 @@ from simulators.workloads.model_zoo import option_tree
 
 Shape = tuple[int, int, int]
 TRACKED = SCHEDULES[4:]
-SMALL = {"controller__dram__channels": 4, "controller__dram__bytes_per_s": 64e9, "controller__sampled_channels": 4}
+SMALL = {"controller__dram__channels": 4, "controller__dram__bytes_per_s": 128e9, "controller__sampled_channels": 4}
 
 
 @cache
@@ -123,17 +123,23 @@ def test_a_cache_of_any_size_reads_between_each_operand_once_and_every_use(shape
     assert uses.read_bytes == pytest.approx(once if big else every)
 
 
-@given(chunk=st.integers(0, 2**20), group_bytes=st.sampled_from((64, 128, 256)))
-def test_addresses_have_places_of_their_own(chunk: int, group_bytes: int) -> None:
-    controller = point("t3", controller__group_bytes=group_bytes).controller
-    chunks = np.arange(64) + 64 * chunk
-    assert sorted(channels_of(chunks, controller).tolist()) == list(range(64))
-    lines = np.arange(1024) + 1024 * chunk
-    _, lines_of_place = np.unique(place_in_channel(lines, controller), return_counts=True)
-    assert len(lines_of_place) == 64 and (lines_of_place == 16).all()  # rows of 1024 bytes, each in a bank of its own
+@given(chunk=st.integers(0, 2**20), bits=st.sets(st.integers(6, 14), min_size=4, max_size=4), bank_xor=st.booleans())
+def test_addresses_have_places_of_their_own(chunk: int, bits: set[int], bank_xor: bool) -> None:
+    over: Any = {"controller__bank_bits": sorted(bits), "controller__mapping__bank_xor": bank_xor}
+    controller = point("t3", **over).controller
+    chunks = np.arange(32) + 32 * chunk
+    assert sorted(channels_of(chunks, controller).tolist()) == list(range(32))
+    lines = np.arange(2048) + 2048 * chunk
+    places, lines_of_place = np.unique(place_in_channel(lines, controller), return_counts=True)
+    assert len(places) == 64 and (lines_of_place == 32).all()  # rows of 2048 bytes, each in a bank of its own
+    if not bank_xor:
+        banks = sum((lines * LINE_BYTES >> bit & 1) << place for place, bit in enumerate(sorted(bits)))
+        assert (place_in_channel(lines, controller) % 16 == banks).all()
 
 
 # Banks
+
+BURST = 2.0  # of 64 bytes at 32 GB/s
 
 
 def serve(places: list[int], *, writes: bool = False, updates: bool = False, **over: Any) -> tuple[float, State]:
@@ -141,13 +147,15 @@ def serve(places: list[int], *, writes: bool = False, updates: bool = False, **o
     template = layer("t3", 3, (256, 256, 192), **SMALL).run()
     rules = template.rules._replace(**{"trefi": 1e12, **over}, channels=1, steps=1, waves=1, tracked=0, spread=0)
     count = len(places)
+    rules = rules._replace(cus=1, lockstep=0)
     reads, stores = (0, count) if writes else (count, 0)
-    zeros = np.zeros(count, np.int64)
+    zeros, only = np.zeros(count, np.int64), np.zeros(1, np.int64)
     work = template.work._replace(
-        read_first=np.array([0, reads]), read_channel=zeros, read_place=np.array(places, np.int64),
+        read_first=np.array([0, reads]), read_channel=zeros, read_place=np.array(places, np.int64), use_wave=only,
+        user_first=np.array([0, 1]), user_cu=only, need_first=np.array([0, 1]), need_use=only,
         store_first=np.array([0, stores]), store_line=np.arange(stores), channel=zeros,
         place=np.array(places, np.int64), chunk=zeros, away=np.zeros(1, np.int64), region=zeros,
-        program=np.zeros((0, fields.STEP_FIELDS), np.int64), step_ns=np.zeros(1), store_updates=int(updates),
+        program=np.zeros((0, fields.STEP_FIELDS), np.int64), step_ns=np.full(1, 1e-9), store_updates=int(updates),
     )  # fmt: skip
     state = fresh(template.state, rules, work, count)
     return engine.run(work, state, rules), state
@@ -160,7 +168,9 @@ def fresh(state: State, rules: Rules, work: Work, count: int) -> State:
     channels = np.zeros((1, fields.CHANNEL_TIMES))
     channels[:, fields.NEXT], channels[:, fields.REFRESH] = fields.NEVER, rules.trefi
     fifo = (3, 1, count)
+    cu_times = np.full((1, fields.CU_TIMES), fields.NEVER)
     return state._replace(
+        cu=np.zeros((1, fields.CU_INTS), np.int64), cut=cu_times, block_left=np.full(1, -1), block_at=np.zeros(1),
         i=integers, t=times, counts=np.zeros(fields.COUNTS, np.int64), fifo=np.zeros(fifo, np.int64),
         tag=np.zeros(fifo, np.int64), arrived=np.zeros(fifo), head=np.zeros(fifo[:2], np.int64),
         tail=np.zeros(fifo[:2], np.int64), ci=np.zeros((1, fields.CHANNEL_INTS), np.int64), ct=channels,
@@ -172,7 +182,7 @@ def fresh(state: State, rules: Rules, work: Work, count: int) -> State:
 @settings(max_examples=20, deadline=None)
 def test_reads_of_one_row_are_a_column_of_its_bank_group_apart(count: int) -> None:
     end, state = serve([16 * 7 + 4] * count)
-    assert end == pytest.approx(14 + (count - 1) * 8 + 4)  # tRCD, two columns of tCCDL each, the last burst
+    assert end == pytest.approx(14 + (count - 1) * 4 + BURST)  # tRCD, two columns of tCCDL each, the last burst
     assert state.counts[fields.ACTIVATIONS] == 1 and state.counts[fields.ROW_HITS] == count - 1
 
 
@@ -180,9 +190,8 @@ def test_reads_of_one_row_are_a_column_of_its_bank_group_apart(count: int) -> No
 @settings(max_examples=20, deadline=None)
 def test_rows_of_one_bank_are_opened_one_after_the_other(count: int, writes: bool) -> None:
     end, state = serve([16 * row for row in range(count)], writes=writes)
-    apart = max(33, 14 + 4 + (16 if writes else 0)) + 14  # tRAS, or tRCD, burst and tWR; tRP
-    first = 15 if writes else 14  # the turn of the bus, or tRCD
-    assert end == pytest.approx(first + (count - 1) * apart + 4, abs=1e-6)
+    apart = max(33, 14 + BURST + (14 if writes else 0)) + 14  # tRAS, or tRCD, burst and tWR; tRP
+    assert end == pytest.approx(14 + (count - 1) * apart + BURST, abs=1e-6)  # tRCD, or the turn of the bus, first
     assert state.counts[fields.ACTIVATIONS] == count
 
 
@@ -190,16 +199,16 @@ def test_rows_of_one_bank_are_opened_one_after_the_other(count: int, writes: boo
 @settings(max_examples=20, deadline=None)
 def test_updates_fill_the_bus_if_bank_groups_share_their_longer_columns(rounds: int, columns: float) -> None:
     """4 bank groups: an update takes its group 2 x columns x tCCDL, and the bus one burst."""
-    group = 8 * columns
+    group = 4 * columns
     spread, _ = serve([0, 1, 2, 3] * rounds, writes=True, updates=True, update_group=group)
     alone, _ = serve([0] * 4 * rounds, writes=True, updates=True, update_group=group)
-    assert alone == pytest.approx(15 + (4 * rounds - 1) * group + 4, abs=1e-6)  # the bus turns to writes meanwhile
-    assert spread == pytest.approx(15 + rounds * max(16.0, group), abs=group + 4)
+    assert alone == pytest.approx(14 + (4 * rounds - 1) * group + BURST, abs=1e-6)  # the bus turns to writes meanwhile
+    assert spread == pytest.approx(14 + rounds * max(4 * BURST, group), abs=group + BURST)
 
 
 def test_a_refresh_closes_rows_and_takes_its_time() -> None:
     quiet, _ = serve([4] * 40)
-    busy, state = serve([4] * 40, trefi=100.0)
+    busy, state = serve([4] * 40, trefi=100.0, trfc=260.0)
     refreshes = int(state.counts[fields.REFRESHES])
     assert refreshes >= 3 and state.counts[fields.ACTIVATIONS] == refreshes + 1
     assert busy >= quiet + refreshes * 260
@@ -219,10 +228,10 @@ def test_requests_meet_the_fluid_model_where_its_assumptions_hold(case: str) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["t3_sequential", "t3", "t3_mca"])
-def test_one_channel_stands_for_all(schedule: str) -> None:
-    """A small sub-layer at one of its 64 channels and at all of them: times within 1 %, the same bytes."""
+def test_two_channels_stand_for_all(schedule: str) -> None:
+    """A small sub-layer at two of its 32 channels and at all of them: times within 1 %, the same bytes."""
     sample, every_channel = (
-        outcome(schedule, 4, (4096, 2048, 2048), controller__sampled_channels=count) for count in (1, 64)
+        outcome(schedule, 4, (4096, 2048, 2048), controller__sampled_channels=count) for count in (2, 32)
     )
     assert sample.seconds == pytest.approx(every_channel.seconds, rel=0.01)
     assert sample.traffic == every_channel.traffic
@@ -233,9 +242,10 @@ def test_arbitration_pays_where_bursts_hold_up_a_gemm() -> None:
     """For a large FC layer; where reads overtake own updates, too, arbitration reaches the ideal."""
     shape = (16384, 3072, 12288)
     times = {name: outcome(name, 16, shape).seconds for name in ("t3", "t3_fair", "t3_mca", "t3_ideal_nmc")}
-    assert times["t3"] > 1.03 * times["t3_fair"] and times["t3_fair"] >= times["t3_mca"] > 1.03 * times["t3_ideal_nmc"]
+    assert times["t3"] > 1.02 * times["t3_fair"] and times["t3_fair"] >= times["t3_mca"] > 1.03 * times["t3_ideal_nmc"]
     free = outcome("t3_mca", 16, shape, controller__store_buffer=10**9).seconds
     assert free == pytest.approx(times["t3_ideal_nmc"], rel=0.005)
+    assert outcome("t3_mca", 16, shape, controller__lockstep=True).seconds > 1.01 * times["t3_mca"]  # bursts meet
 
 
 @pytest.mark.slow
@@ -264,6 +274,7 @@ def test_what_requests_do_not_model_is_unsupported(over: dict[str, Any], reason:
 
 def test_a_controller_is_checked_and_its_knobs_are_known() -> None:
     assert backend().problems(point("t3", controller__bank_groups=3))[0].path == "controller.bank_groups"
+    assert backend().problems(point("t3", controller__bank_bits=[8, 9, 12]))[0].path == "controller.bank_bits"
     assert backend().problems(point("t3", controller__sampled_channels=65))[0].path == "controller.sampled_channels"
     tree = shipped()
     assert backend().condition("controller.window_bytes", tree) == {}
