@@ -187,7 +187,8 @@ def rivals_table(inside: pd.DataFrame) -> Table:
         shown.add_column(name, justify="right" if place else "left")
     for row in best_of_splits(inside).head(12).to_dict("records"):
         times = [cell(row[name], "s") for name in _TIMES]
-        rates = [f"{row[_RATE]:,.0f}", f"{row['tokens_per_s_per_user']:.1f}", f"{row['tokens_per_usd']:,.0f}"]
+        priced = f"{row['tokens_per_usd']:,.0f}" if row["tokens_per_usd"] else "–"  # of a GPU without a price
+        rates = [f"{row[_RATE]:,.0f}", f"{row['tokens_per_s_per_user']:.1f}", priced]
         shown.add_row(row["split"], f"{under_way(row):.0f}", *rates, *times, f"{100 * row['kv_peak']:.0f} %")
     return shown
 
