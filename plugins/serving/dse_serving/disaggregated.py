@@ -45,11 +45,6 @@ class EngineRun:
     drafts: int = 0
     sequences: int = 0
 
-    @property
-    def gpus(self) -> int:
-        """All GPUs."""
-        return sum(role.workers * role.gpus for role in (self.prompts, self.generating))
-
 
 def runs_of(cells: Mapping[str, str], requests: int) -> tuple[EngineRun, ...]:
     """The runs that a row with these cells and so many requests under way may be of, each once.
@@ -66,7 +61,7 @@ def runs_of(cells: Mapping[str, str], requests: int) -> tuple[EngineRun, ...]:
 
 
 def _agree(cells: Mapping[str, str], run: EngineRun) -> Iterator[bool]:
-    """Whether the row has as many engines as a run, or no such number."""
+    """Yield for each role if the row has as many engines as a run, or no such number."""
     for role, engines in zip(_ROLES, (run.prompts, run.generating), strict=True):
         number = cells.get(f"{role}_num_workers")
         yield not number or round(float(number)) == engines.workers

@@ -125,10 +125,9 @@ class Row:
             return self.run.generating.gpus, self.run.generating.ranks
         return self._degrees("decode_" if self.apart else "")
 
-    @property
-    def stages(self) -> int:
-        """Stages of the pipeline of an engine."""
-        return round(float(self.cells.get("decode_pp_size" if self.apart else "pp_size") or 1))
+    def stages(self, role: str = "") -> int:
+        """Stages of the pipeline of an engine; role: prefill or decode, of a disaggregated row."""
+        return round(float(self.cells.get(f"{role}_pp_size" if role else "pp_size") or 1))
 
     def _degrees(self, before: str) -> tuple[int, int]:
         tp, experts, ranks = (
@@ -141,7 +140,7 @@ class Row:
     def tokens_per_s_per_gpu(self, ttft_s: float, tpot_s: float) -> float:
         """Tokens that a GPU generates in a closed loop with these times."""
         output = self.lengths[1]
-        return self.concurrency * output / (ttft_s + (output - 1) * tpot_s) / (self.degrees[0] * self.stages)
+        return self.concurrency * output / (ttft_s + (output - 1) * tpot_s) / (self.degrees[0] * self.stages())
 
 
 def read_rows(folder: Path) -> list[Row]:
@@ -243,7 +242,7 @@ def design_tree(row: Row, run: EngineRun | None = None, role: str = "") -> dict[
     names, cells = settings(), row.cells
     engines = None if run is None else run.prompts if role == "prefill" else run.generating
     gpus, ranks = row.degrees if engines is None else (engines.gpus, engines.ranks)
-    workers = 1 if engines is None else engines.workers
+    workers, stages = 1 if engines is None else engines.workers, row.stages(role)
     model, formats = _model(row)
     server = server_tree(names["servers"][cells["backend"]])
     scheduler, other_formats = _options(row)
@@ -254,13 +253,13 @@ def design_tree(row: Row, run: EngineRun | None = None, role: str = "") -> dict[
     lengths = {name: {**kind, "tokens": tokens} for name, tokens in zip(("input", "output"), row.lengths, strict=True)}
     requests = row.concurrency * names["rounds"]
     return {
-        "system": tree_of(system_name(cells["system"], gpus * row.stages)),
+        "system": tree_of(system_name(cells["system"], gpus * stages)),
         "model": model,
         "kernels": option_tree("kernels", "vllm"),
         "run": {"precision": "bf16", **formats, **other_formats},
-        "parallel": {**_PARALLEL, "tp": gpus // ranks, "pp": row.stages, "dp": ranks, "ep": ranks},
+        "parallel": {**_PARALLEL, "tp": gpus // ranks, "pp": stages, "dp": ranks, "ep": ranks},
         "server": server,
-        "engines": {**_ENGINES, "replicas": workers, "gpus": workers * gpus * row.stages},
+        "engines": {**_ENGINES, "replicas": workers, "gpus": workers * gpus * stages},
         "traffic": {"concurrency": row.concurrency, "requests": requests, "warm_up": 0, **lengths},
         "slo": {},
     }

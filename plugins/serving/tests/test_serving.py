@@ -392,7 +392,8 @@ def test_engines_of_disaggregated_rows_are_those_of_the_lists() -> None:
     cells |= {"isl": "1024", "osl": "1024", "prefill_moe_ep_size": "8", "decode_moe_ep_size": "8"}
     (run,) = runs_of(cells, 9 * 128)
     assert (run.prompts.workers, run.prompts.ranks, run.generating.workers, run.generating.ranks) == (1, 8, 9, 8)
-    assert run.drafts == 0 and run.sequences == 512 and run.gpus == 80
+    assert run.drafts == 0 and run.sequences == 512
+    assert sum(role.workers * role.gpus for role in (run.prompts, run.generating)) == 80
     assert {run.drafts for run in runs_of(cells, 144)} == {0, 3}  # of 16 requests an engine, with drafts and without
     assert not runs_of(cells, 145)
     sglang = {**cells, "backend": "sglang", "prefill_moe_ep_size": "1", "decode_moe_ep_size": "1", "isl": "8192"}
