@@ -19,7 +19,7 @@ from dse.results.answer import answer, claims_line, table_of_runs, write_answer
 from dse.results.decisions import decisions
 from dse.results.run_folder import Outputs
 from dse.results.selection import Selection
-from dse.store.contract import Context, Session, StorelessSession
+from dse.store.contract import StorelessSession
 from dse.study.influence import check_typed
 from dse.study.plan import Plan
 from dse.study.record import FigureWorkers, evaluate_probes, write_files, write_provenance
@@ -143,7 +143,9 @@ def _evaluate(planned: Plan, drawing: FigureWorkers) -> tuple[Outputs, Findings]
                 if planned.levels:
                     from dse.study.fidelity import Climb, write_levels
 
-                    session_of = _no_session if stored is None else partial(stored.at_level, planned)
+                    session_of = (
+                        partial(stored.at_level, planned) if stored else lambda _: nullcontext(StorelessSession())
+                    )
                     write_levels(planned, outputs, Climb(session_of, stop, evaluator))
         except BaseException as error:  # also where a signal ends it
             drawing.close()  # figures would be written into the folder that is removed
@@ -165,10 +167,6 @@ def _open_store(planned: Plan, record: Mapping[str, Any]) -> AbstractContextMana
     from dse.study.resume import open_study
 
     return open_study(planned, record)
-
-
-def _no_session(_: Context) -> AbstractContextManager[Session]:
-    return nullcontext(StorelessSession())
 
 
 def _interruption(stop: Stop, *, is_kept: bool) -> SignalInterrupt:

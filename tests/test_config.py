@@ -73,6 +73,13 @@ def test_a_sweep_inside_braces_needs_quotes() -> None:
         plan(request(["study=ficco_sweep", "space={schedule: {num_chunks: choice(2,4)}}"]))
 
 
+def test_a_mapping_is_merged_into_a_section() -> None:
+    typed = [["system={node: {link_bytes_per_s: 6e10}}"], ["system.node.link_bytes_per_s=6e10"]]
+    merged, single = (request(["study=ficco_sweep", *words]) for words in typed)
+    assert (merged.tree, len(merged.problems)) == (single.tree, 0)
+    assert request(["study=ficco_sweep", "system={nods: 2}"]).problems[0].path == "system.nods"
+
+
 @functools.cache
 def planned(*words: str, folder: Path | None = None) -> Plan:
     """The plan of a command line."""

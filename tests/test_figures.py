@@ -200,7 +200,8 @@ FEW = {
     "jitq": ["budget.trials=500"],
     "trace": ["space.plan.order=choice(as_recorded,in_2_parts)", "space.plan.sms=choice(0,32)"],
     "search_benchmark": [
-        "landscapes={small: {command: ['study=ficco_sweep', 'workload.only=[g4]', 'study.hardware_objectives=[]']}}",
+        "~landscapes",
+        "+landscapes={small: {command: ['study=ficco_sweep', 'workload.only=[g4]', 'study.hardware_objectives=[]']}}",
         "space.run.seed=choice(0,1)",
         "space.run.method=choice(auto,random)",
     ],

@@ -218,8 +218,9 @@ class _Search:
         """Share by which the best option at `low` is behind that at `high` at an evaluated value of the constant."""
         options = self._by_option(self._ends[end][:, None])[:, 0]
         first, second = (options[self._winner[self._axis.index(place)]] for place in (low, high))
-        # relative to both, so that large objectives do not dominate
-        return float((first - second) / (abs(first) + abs(second))) if first != second else 0.0
+        with np.errstate(invalid="ignore"):  # infinite where a point fails
+            # relative to both, so that large objectives do not dominate
+            return float((first - second) / (abs(first) + abs(second))) if first != second else 0.0
 
     def _rivals(self, end: float) -> NDArray[np.intp]:
         """Return the best point of each of the best options at an evaluated value of the constant."""

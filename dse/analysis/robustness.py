@@ -237,8 +237,9 @@ def _table(findings: RobustnessAnswer) -> Table:
 
     shown = Table(title=f"{findings.asked.run.name}: {next(iter(findings.asked.goals))} under uncertain constants")
     right = ("stays best", "option stays", "regret mean", "p95", "worst", "front stays")
+    whole = ("winner", *right) if all(len(option_text(one.winner)) < 40 for one in findings.standings) else right
     for name in ("scenario", "winner", *right, "instead", "least regret"):
-        shown.add_column(name, justify="right" if name in right else "left", no_wrap=name == "winner")
+        shown.add_column(name, justify="right" if name in right else "left", no_wrap=name in whole)
     for standing in findings.standings:
         row = standing.row()
         shares = [f"{100 * row[name]:.0f} %" for name in ("winner_stays", "option_stays")]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +31,8 @@ class Request:
     """A composed configuration.
 
     tree: everything, resolved. options: group -> option -> its tree, for the groups whose `name` is searched. knobs:
-    the space. overrides: as typed. fixed: groups whose option was typed. problems: what is wrong so far. folder: of the
-    user's own configuration. levels: option of `simulator` -> its tree, for those that `fidelity.levels` names.
+    the space. overrides: as typed, one a value. fixed: groups whose option was typed. problems: what is wrong so far.
+    folder: the user's own. levels: option of `simulator` -> its tree, for those that `fidelity.levels` names.
     """
 
     tree: dict[str, Any]
@@ -103,7 +103,7 @@ class _Composer:
             is_added = override.is_add() or override.is_force_add()
             kind = "delete" if override.is_delete() else "add" if is_added else "change"
             name = override.key_or_group
-            key = name.removesuffix(".name") if self._is_option(name) else name
+            key = option if (option := name.removesuffix(".name")) in self.groups() else name
             sweep = bool(override.is_sweep_override())
             value = None if kind == "delete" else override.value()
             if key in self.groups() and isinstance(value, int | float):  # `false` and `1` name options, or none
@@ -124,9 +124,6 @@ class _Composer:
         else:
             return False
         return True
-
-    def _is_option(self, key: str) -> bool:
-        return key.endswith(".name") and key.removesuffix(".name") in self.groups()
 
     @functools.cached_property
     def _files(self) -> Files:
@@ -184,11 +181,11 @@ def hydra_errors() -> Iterator[None]:
 def request(texts: Sequence[str], folder: Path | None = None) -> Request:
     """Compose overrides as typed on the command line, over the shipped configuration and the user's folder."""
     composer = _Composer(folder)
-    if folder is not None and not folder.is_dir():
+    is_there = folder is None or folder.is_dir()
+    if not is_there:
         composer.note("--config-dir", "is no folder", str(folder))
-        return Request({}, {}, (), tuple(texts), problems=tuple(composer.problems))
     with limit_cpu_time():
-        if _readable(composer):
+        if is_there and _readable(composer):
             return _request(composer, texts)
         composer.lines(texts)
         return Request({}, {}, (), tuple(texts), problems=tuple(composer.problems))
@@ -241,18 +238,14 @@ def _check_jobs(composer: _Composer, lines: Sequence[_Line]) -> None:
             except ValueError as error:
                 composer.note(line.key, str(error), line.text.partition("=")[2], "take a larger step, or fewer values")
     if jobs > MOST_VALUES:
-        composer.note(
-            "--multirun", f"would be {jobs} studies, and at most {MOST_VALUES} are made", way_out=FEWER_VALUES
-        )
+        rule = f"would be {jobs} studies, and at most {MOST_VALUES} are made"
+        composer.note("--multirun", rule, way_out=FEWER_VALUES)
 
 
 def _readable(composer: _Composer) -> bool:
     """Note problems of the files of the user's folder; True if every one may be read."""
-    problems = (
-        [problem for _, problems in option_files.looked_at(composer.folder) for problem in problems]
-        if composer.folder
-        else []
-    )
+    files = option_files.looked_at(composer.folder) if composer.folder else []
+    problems = [problem for _, found in files for problem in found]
     composer.problems.extend(problems)
     return not problems
 
@@ -274,39 +267,32 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
         _check_name(composer, tree, line.key, str(line.value))
         _add_to_name(composer, tree, line)
     composer.problems.extend(put_catalogued(tree, whole))
+    lines = [leaf for line in lines for leaf in _leaves(tree, line)]
     values = [line for line in lines if line not in chosen]
     typed = [(line.key, line.text) for line in [*good, *values] if line.kind != "delete"]
     composer.problems.extend(expansion.contradictions(typed, groups))
     _apply(composer, tree, values)
     tree = composer.resolve(tree) if any("${" in text for text in texts) else tree
-    fixed = {f"{line.key}.name" for line in good} | {
-        line.key for line in values if line.kind != "delete" and not line.key.startswith("space.")
-    }
+    fixed = {f"{line.key}.name" for line in good} | {key for key, _ in typed if not key.startswith("space.")}
     fixed |= catalogued_paths(tree, whole) - {line.key.removeprefix("space.") for line in values}
     knobs = tuple(knob for knob in _knobs(composer, tree, groups) if knob.path not in fixed)
     composer.problems.extend(expansion.inexact(tree, knobs))
-    baseline = get_path(tree, "study.baseline")
-    values_of = {knob.path: knob.values for knob in knobs}
-    probes = get_path(tree, "study.probes") or {}
-    first = [] if not isinstance(baseline, Mapping) else list(baseline.items())
-    extra = [*first, *(pair for probe in _mappings(probes) for pair in _mapping(probe, "points"))]
-    named = dict(values_of)
+    baseline, probes = (_mapping(tree, f"study.{name}") for name in ("baseline", "probes"))
+    extra = [*baseline, *(pair for _, probe in probes for pair in _mapping(probe, "points"))]
+    named = {knob.path: knob.values for knob in knobs}
     for path, value in extra:
         named[path] = (*named.get(path, ()), *(value if isinstance(value, list) else [value]))
     options = _options(composer, picks, named, values)
     groups_fixed = frozenset(line.key for line in good)
     levels = _levels(composer, tree, picks, groups.get("simulator", []))
-    return Request(tree, options, knobs, tuple(texts), groups_fixed, tuple(composer.problems), composer.folder, levels)
+    words = tuple(line.text for line in lines)
+    return Request(tree, options, knobs, words, groups_fixed, tuple(composer.problems), composer.folder, levels)
 
 
-def _mappings(tree: Any) -> list[Mapping[str, Any]]:
-    """The values of a mapping that are mappings themselves; what is none is refused where the section is validated."""
-    return [value for value in tree.values() if isinstance(value, Mapping)] if isinstance(tree, Mapping) else []
-
-
-def _mapping(tree: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
-    inner = tree.get(name)
-    return [(str(path), value) for path, value in inner.items()] if isinstance(inner, Mapping) else []
+def _mapping(tree: Any, path: str) -> list[tuple[str, Any]]:
+    """The keys and values of a mapping; what is none is refused where the section is validated."""
+    inner = get_path(tree, path)
+    return [(str(name), value) for name, value in inner.items()] if isinstance(inner, Mapping) else []
 
 
 def _levels(
@@ -374,17 +360,30 @@ def _accidents(composer: _Composer, chosen: Sequence[_Line]) -> None:
         composer.problems.extend(option_files.accidents(path))
 
 
+def _leaves(tree: Mapping[str, Any], line: _Line) -> Iterator[_Line]:
+    """The line, or one for each value of a mapping that is typed for a section other than space and study."""
+    present, value = get_path(tree, line.key), line.value
+    merges = isinstance(value, Mapping) and isinstance(present, Mapping) and value and present
+    if not merges or line.key.partition(".")[0] in ("space", "study"):
+        yield line
+    else:
+        from dse.config.overrides import override
+
+        for key, inner in ((f"{line.key}.{name}", inner) for name, inner in value.items()):
+            yield from _leaves(tree, replace(line, text=override(key, inner), key=key, value=inner))
+
+
 def _apply(composer: _Composer, tree: dict[str, Any], lines: Sequence[_Line]) -> None:
     """Set, add and delete values; every unknown key is a problem. The space takes new paths without a `+`."""
     for line in lines:
         in_space = line.key.startswith("space.")
-        exists = has_path(tree, line.key)
+        exists, group = has_path(tree, line.key), line.key.removesuffix(".name").rpartition(".")[2]
         if line.kind == "delete":
             _delete(composer, tree, line, exists)
         elif not exists and line.kind == "change" and not in_space:
             composer.note(line.key, "is not a known key", way_out=_nearest(tree, line))
-        elif isinstance(line.value, str) and line.value in composer.groups().get(line.key.rpartition(".")[2], ()):
-            way = f"write `{line.key.rpartition('.')[2]}={line.value}`"
+        elif isinstance(line.value, str) and line.value in composer.groups().get(group, ()):
+            way = f"write `{group}={line.value}`"
             composer.note(line.key, "is chosen as an option of its group", line.value, way)
         elif line.sweep and not in_space:
             typed = line.text.partition("=")[2]

@@ -325,7 +325,8 @@ class _Calls:
             again = size == 1 and retries > 0 and not str(error).startswith("TIMEOUT")  # it would take as long again
             if isinstance(error, Lost):
                 outcome = "is evaluated again" if size > 1 or again else "has failed"
-                print(f"a worker was lost ({_brief(error)}); what it had in hand ({size}) {outcome}", file=sys.stderr)
+                brief = str(error).partition(": ")[0]  # without what the process wrote
+                print(f"a worker was lost ({brief}); what it had in hand ({size}) {outcome}", file=sys.stderr)
             if again:
                 return self._call_worker(batches, retries - 1)
             if size == 1:
@@ -397,10 +398,6 @@ class _Calls:
         for pool in (self._pool, self._second):
             if pool is not None:
                 pool.close()
-
-
-def _brief(error: Exception) -> str:
-    return str(error).partition(": ")[0]  # without what the process wrote
 
 
 @dataclass(frozen=True)

@@ -86,10 +86,6 @@ class Limit(Frozen):
         return excess
 
 
-def _all_legal(points: Sequence[Assignment]) -> list[bool]:
-    return [True] * len(points)
-
-
 @dataclass(frozen=True)
 class SearchQuestion:
     """A search problem: a space, the goals by metric, a seed, and functions that evaluate and identify points.
@@ -104,7 +100,7 @@ class SearchQuestion:
     trials: int
     evaluate: Evaluate
     identify: Identify
-    legal: Legal = _all_legal
+    legal: Legal = lambda points: [True] * len(points)
     limits: Mapping[str, Limit] = field(default_factory=dict)
 
     def values(self, outcomes: Sequence[Mapping[str, float]]) -> NDArray[np.float64]:

@@ -265,13 +265,10 @@ def _cells(tally: Tally) -> list[str]:
         counts = (tally.asked, tally.distinct, tally.duplicates, tally.refused, tally.broken, tally.legal)
         return [f"{count:,}" for count in counts]
     legal = tally.drawn - tally.refused - tally.broken
-    shares = [tally.share(count).text(_percent) for count in (tally.refused, tally.broken, legal)]
+    parts = (tally.share(count) for count in (tally.refused, tally.broken, legal))
+    shares = [part.text(lambda share: f"{100 * share:.3g} %") for part in parts]
     # draws say nothing of how many are distinct
     return ["endless" if tally.size is None else f"{tally.size:,}", "–", "–", *shares]
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
 
 
 def _lines(forecast: Outlook) -> Iterator[str]:

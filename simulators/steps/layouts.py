@@ -229,7 +229,7 @@ class LayoutQuestion:
             choice = {"cp": cp, "ep": ep, **{name: values[name][-1] for name in _LEAN}}
             numbers = self._numbers(cp=cp, ep=ep)
             candidates += [row for _, row in self._layouts(choice, numbers, np.arange(len(numbers)), reasons)]
-        candidates.sort(key=_first)  # by time with its own pipeline
+        candidates.sort(key=lambda row: float(row[0]))  # by time with its own pipeline
         return Candidates(
             [layout for *_, layout in candidates],
             np.array([rank for _, rank, *_ in candidates]),
@@ -396,10 +396,6 @@ class StateBound:
             replicas, same = (cp * dp, cp * dp * tp / over) if zero >= len(self.sizes) - place else (1.0, 1.0)
             total += size * ((self.params - self.of_experts) / (tp * replicas) + self.of_experts / (over * same))
         return np.asarray(total / pp / self.room)
-
-
-def _first(row: tuple[Any, ...]) -> float:
-    return float(row[0])
 
 
 def _probed_s(question: LayoutQuestion, tree: Tree) -> float:

@@ -372,11 +372,12 @@ def command(words: Sequence[str]) -> CommandAnswer:
     """
     from dse.config.compose import request
     from dse.config.options import overrides, own_folder
+    from dse.config.overrides import each_value
     from dse.run_study import run
     from dse.study.plan import plan
 
     files = [word.partition("=")[2] for word in words if word.startswith("plan=")]
-    typed = [word for word in words if not word.startswith("plan=")]
+    typed = each_value(word for word in words if not word.startswith("plan="))
     if files:
         read = read_plan(Path(files[-1]))
         typed = over_step(read.step, typed, read.plan)
@@ -435,9 +436,11 @@ def given_words(file: Path, typed: Sequence[str]) -> list[str]:
 
     No point has a baseline: what the plan is compared with are points of their own.
     """
+    from dse.config.overrides import override
+
     _check_unsearched(typed)
     paths = {word.lstrip("+").partition("=")[0] for word in typed}
-    words = [f"+given.{name}={_in_words(value)}" for name, value in given_section(file, paths).items()]
+    words = [override(f"+given.{name}", value) for name, value in given_section(file, paths).items()]
     return [*words, *UNSEARCHED]
 
 
@@ -484,17 +487,6 @@ def _check_unsearched(typed: Sequence[str]) -> None:
             way = "leave it out; or leave out plan=, and write sites.ffn_in=... for what should stay"
             check.add(path, rule, value=word.partition("=")[2] or None, way_out=way)
     check.done()
-
-
-def _in_words(value: Any) -> str:
-    """A value as Hydra's grammar writes it."""
-    if isinstance(value, Mapping):
-        return f"{{{','.join(f'{name}:{_in_words(entry)}' for name, entry in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{','.join(map(_in_words, value))}]"
-    if isinstance(value, str):
-        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 STUDY = PlanStudy()
