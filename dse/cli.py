@@ -234,6 +234,8 @@ def _run_named(name: str, words: Sequence[str]) -> int:
     """Run a command. Names that it looks up may be of the folder of `--config-dir`, or `config_dir=`."""
     command, declared = plugins.load("command", name), plugins.declaration("COMMANDS", name)
     if declared is not None and declared.study:  # it composes a study, which has the flag itself
+        if _needs_hydra(words):
+            return _hydra(_named_study([name, *words]))
         answer = command(words)
     else:
         knows = declared is not None and "config_dir" in declared.options
@@ -261,20 +263,15 @@ def _needs_hydra(words: Sequence[str]) -> bool:
     """Hydra's own flags go to Hydra. Raises ConfigError for flags that would read other configurations, or pickles."""
     typed = [(word, words[place + 1 :]) for place, word in enumerate(words) if word.startswith("-")]
     flags = [word.partition("=")[0] for word, _ in typed if word not in VERBOSE]
-    known = (*OWN_FLAGS, *VERBOSE, *_HYDRA_FLAGS)
-    wrong = [(word, after) for word, after in typed if word.partition("=")[0] not in known or _has_value(word)]
+    known = (*OWN_FLAGS, *_HYDRA_FLAGS)
+    wrong = [pair for pair in typed if pair[0] not in VERBOSE and pair[0].partition("=")[0] not in known]
     if wrong:
         from dse.config.spelling import flag_problem
 
         options = {group: list(list_options(group)) for group in plugins.declarations("GROUPS")}
-        raise ConfigError([flag_problem(word, after, options, (DRY_RUN, *known)) for word, after in wrong])
+        raise ConfigError([flag_problem(word, after, options, (DRY_RUN, *VERBOSE, *known)) for word, after in wrong])
     _check_flags(flags)
     return any(flag not in OWN_FLAGS for flag in flags)
-
-
-def _has_value(word: str) -> bool:
-    """True for a flag that takes no value and is given one."""
-    return "=" in word and word.partition("=")[0] in VERBOSE
 
 
 def _check_flags(flags: Sequence[str]) -> None:
@@ -306,11 +303,18 @@ _HYDRA_FLAGS = (
 def _hydra(words: Sequence[str]) -> int:
     """`--cfg`, `--info`, `--multirun`, ... as Hydra does them; each multirun job is a study."""
     import hydra
+    import yaml
     from hydra.core.hydra_config import HydraConfig
 
-    from dse.config.compose import check_expansion, check_foreign, hydra_errors
+    from dse.config.compose import check_expansion, check_foreign, hydra_errors, request
 
     check_foreign(words, own_folder(words))
+    masks, shown = Masks(), re.search("(--cfg|-c)[ =]job", text := " ".join(words))
+    if shown and not re.search("--package|-p", text):  # Hydra does not know options that stand in lists
+        composed = request([masks.put_on(word) for word in overrides(words) if word != "job"], own_folder(words))
+        composed.check()
+        print(yaml.safe_dump(composed.tree, sort_keys=False, allow_unicode=True), end="")
+        return OK
     if "--resolve" in words:
         check_expansion(
             [_quote_sweep(word) for word in overrides(words) if "=" in word or word.startswith("~")], own_folder(words)
@@ -322,7 +326,6 @@ def _hydra(words: Sequence[str]) -> int:
         codes.append(_exit_code(lambda: _run(typed, own_folder(words))[1]))
 
     ordered = sorted(words, key=lambda word: "=" in word and not word.startswith("-"))  # argparse wants flags first
-    masks = Masks()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra prints what it raises, and exits with 1
     # Hydra copies the configuration to the folder of its sweeps, passwords and all.
     with tempfile.TemporaryDirectory(prefix="dse-hydra-") as scratch, hydra_errors():

@@ -123,6 +123,7 @@ PATHS: list[Mistake] = [
     (f"{S} '~schedule.prio'", "schedule.prio"),
     (f"{S} hydra.job.name=x", "hydra.job.name", "leave it out"),
     (f"{S} -x", "-x", "known here: --cfg"),
+    ("plan --nonsense", "--nonsense", "known here: --cfg"),
     (f"{S} --dryrun", "--dryrun", "did you mean `--dry-run`?"),
     (f"{S} --verbose=true", "--verbose=true"),
     (f"{S} report", "report"),
