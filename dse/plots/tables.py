@@ -45,8 +45,8 @@ _DECADE = 10.0
 def dots(rows: pd.DataFrame, value: Axis, *, row: str, by: str, frame: Frame) -> FigureSheet:
     """Plot a dot for each `by` in each `row`, with a line from the baseline (`value.centre`), the best row first.
 
-    rows: one for each dot; a column `ideal` is drawn as a black bar, and `bound` as a bracket, beyond which no ideal is
-    drawn; `range_low` and `range_high` as a line through the dot, where they hold numbers. Of more than 40 rows of
+    rows: one for each dot; a column `ideal` is drawn as a black bar, and `bound` as a bracket, which no ideal or line
+    passes; `range_low` and `range_high` as a line through the dot, where they hold numbers. Of more than 40 rows of
     names, the first and the last 20 are drawn. All panels have the same axis.
     """
     if set(_LIMITS) <= set(rows):
@@ -58,7 +58,7 @@ def dots(rows: pd.DataFrame, value: Axis, *, row: str, by: str, frame: Frame) ->
     drawn = sheet(len(groups), Frame(frame.title, note), height=height, columns=_columns(order, 1.5))
     unit, limits = scale(value, rows[value.column]), [limit for limit in _LIMITS if limit in rows]
     for (first, _, panel), (name, group) in zip(drawn.rows(), groups.items(), strict=True):
-        ends = {f"at_{end}": group[end] * unit.factor for end in _RANGE if end in group}
+        ends = {f"at_{end}": group[end].clip(upper=group.get("bound")) * unit.factor for end in _RANGE if end in group}
         placed = group.assign(at=group[value.column] * unit.factor, **ends)
         _dot_rows(panel, placed, order, row=row, looks_by=(by, chosen))
         _baseline(panel, group, value, order=order, row=row)
