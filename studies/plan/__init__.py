@@ -37,7 +37,7 @@ from studies.plan.fitting import does_not_fit
 from studies.plan.flips import Uncertain
 from studies.plan.judged import answer as judgement
 from studies.plan.judged import decide_given, given_plan, is_judged, judgements, times_figure
-from studies.plan.plan_file import all_leaves, check_plan, over_step, read_plan, step_words
+from studies.plan.plan_file import all_leaves, check_plan, over_step, read_plan, step_of_run
 from studies.plan.stacks import measured_line, named, software_line, stack_words, tool_facts, ways
 from studies.plan.step_plan import MEMORY, SITE_PATHS, TIME, StepPlan, alone_rows, plans, rates_of_a_gpu
 from studies.plan.stored_weights import stored_line
@@ -103,7 +103,7 @@ class PlanStudy(Plain):
 
     def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
         """`plan.yaml`, and one layer before and after."""
-        table, step = run.outputs.read_table("results"), {"step": step_words(run.provenance["overrides"])}
+        table, step = run.outputs.read_table("results"), {"step": step_of_run(run.provenance)}
         if is_judged(table):
             yield "plan.yaml", {**given_plan(run.config), **step}
             return
