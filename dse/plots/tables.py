@@ -335,27 +335,6 @@ def roofline(rows: pd.DataFrame, roof: tuple[float, float], *, by: str, size: Ax
     return drawn
 
 
-def marked_lines(rows: pd.DataFrame, x: Axis, *, y: Axis, weight: Axis, frame: Frame) -> FigureSheet:
-    """Plot a line over x in each panel, with a mark of area `weight` at the rows that have one."""
-    groups, note = frame.panels(rows, y.column)
-    drawn = sheet(len(groups), Frame(frame.title, note), height=1.7, columns=2)
-    units = scale(x, rows[x.column]), scale(y, rows[y.column])
-    chosen = looks(["all", weight.label])
-    for place, (panel, (name, group)) in enumerate(zip(drawn.panels, groups.items(), strict=True)):
-        line = group.sort_values(x.column)
-        places = line[x.column] * units[0].factor, line[y.column] * units[1].factor
-        panel.plot(*places, color="#8c8c8c", lw=1.2)
-        areas = 10 + 90 * line[weight.column] / float(line[weight.column].max())
-        look = chosen[weight.label]
-        panel.scatter(*places, s=areas, color=look.colour, alpha=0.7, edgecolors=INK, lw=0.4, zorder=3)
-        plain_ticks(panel.xaxis, units[0])
-        plain_ticks(panel.yaxis, units[1])
-        drawn.name(place, name)
-    drawn.xlabel, drawn.ylabel = units[0].title, units[1].title
-    drawn.legend([mark_handle(weight.label, marker="o", color=chosen[weight.label].colour, mec=INK, mew=0.4)])
-    return drawn
-
-
 def curves(rows: pd.DataFrame, x: Axis, *, y: Axis, by: str, frame: Frame) -> FigureSheet:
     """Plot a line over x for each `by`, a panel for each `frame.panel`; a column `measured` is drawn as marks.
 
