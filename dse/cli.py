@@ -234,6 +234,8 @@ def _run_named(name: str, words: Sequence[str]) -> int:
     """Run a command. Names that it looks up may be of the folder of `--config-dir`, or `config_dir=`."""
     command, declared = plugins.load("command", name), plugins.declaration("COMMANDS", name)
     if declared is not None and declared.study:  # it composes a study, which has the flag itself
+        if _needs_hydra(words):
+            return _hydra(_named_study([name, *words]))
         answer = command(words)
     else:
         knows = declared is not None and "config_dir" in declared.options
