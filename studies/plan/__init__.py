@@ -196,7 +196,7 @@ def _in_layouts(plan: StepPlan) -> str:
     if not plan.chooses_layouts:
         return ""
     before, after = plan.layout(plan.serial), plan.layout(plan.best)
-    work = f"{after.gpus} GPUs, {after.sequences} sequences a step"
+    work = f"{after.gpus} GPUs, {after.sequences} sequence{'s' * (after.sequences != 1)} a step"
     was = "the same" if before == after else before.name
     return f"; {work}: {after.name} (before, with nothing overlapped: {was})"
 
@@ -208,7 +208,7 @@ def _choices_table(plan: StepPlan) -> Table:
     flipping = _ChoiceFlips(plan)
     shown = Table(box=None, pad_edge=False)
     for name, justify in _COLUMNS if flipping.is_stated else _COLUMNS[:-1]:
-        shown.add_column(name, justify=justify)  # type: ignore[arg-type]
+        shown.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
     steps = plan.step(plan.before), plan.step(plan.best)
     for choice in plan.choices:
         alone, second = plan.alone(choice), next_best(plan, choice)
