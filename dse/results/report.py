@@ -128,7 +128,8 @@ def front_figure(outputs: Outputs, table: pd.DataFrame) -> Iterator[tuple[str, D
     if len(axes) > 1:
         front = table[table["on_front"] & (table["status"] == "ok")]
         first, count = next(iter(front[by].astype(str).value_counts().items()), ("nothing", 0))
-        title = f"{count} of {len(front)} points on the Pareto fronts have {words(by)} {label(str(first))}"
+        value = f"{first} {words(by)}" if str(first).isdigit() else f"{words(by)} {label(str(first))}"
+        title = f"{count} of {len(front)} points on the Pareto fronts have {value}"
         yield "pareto", partial(fronts.pareto, table, axes[:3], by=by, frame=plots.Frame(title))
 
 
