@@ -278,7 +278,7 @@ def _cil(kinds: pd.DataFrame) -> FigureSheet:
     title = "During communication a GEMM takes " + ", ".join(
         f"{value:.2f}x its time (moved by {name})" for name, value in medians.items()
     )
-    note = "contention inefficiency; kinds: 1d or 2d, u: uniform, h: hetero start, f: fused, u: unfused GEMMs"
+    note = "contention inefficiency; kinds: 1d or 2d; first letter: uniform or hetero; second: fused or unfused"
     value = Axis("cil", "contention inefficiency [x]", centre=1.0)
     return tables.heat(rows, value, x=Axis("kind", "kind of schedule"), y="scenario", frame=Frame(title, note, "panel"))
 
