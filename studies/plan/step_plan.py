@@ -194,7 +194,8 @@ class StepPlan:
         values = {path: _value(point, path) for path in choice.off if path in self.table}
         if choice.name in SITES:
             return str(next(iter(values.values()), SERIAL))
-        return " ".join(f"{path.rpartition('.')[2]}={value}" for path, value in values.items())
+        texts = {path: str(value).lower() if isinstance(value, bool) else value for path, value in values.items()}
+        return " ".join(f"{path.rpartition('.')[2]}={text}" for path, text in texts.items())  # as it is typed
 
     @property
     def gain(self) -> float:
