@@ -172,7 +172,7 @@ def _asks_for_several(words: Sequence[str]) -> bool:
 def _run_each(words: Sequence[str]) -> int:
     """Run a study for each combination of several values, and print one table of all; the most serious exit code."""
     from dse.config.compose import check_foreign
-    from dse.config.expansion import each_run
+    from dse.config.expansion import check_options, each_run
 
     name = plugins.command_of_study(words[0])
     typed = list(words[1:]) if name else _named_study(words)
@@ -182,6 +182,7 @@ def _run_each(words: Sequence[str]) -> int:
 
     runs, codes = SeveralRuns(verbose=bool({*VERBOSE, "verbose=true"} & set(typed))), [OK]
     jobs = each_run([word for word in typed if word not in SEVERAL], plugins.declarations("GROUPS"))
+    check_options([values for values, _ in jobs], plugins.declarations("GROUPS"), own_folder(typed))
     for values, job in jobs:
         codes.append(_exit_code(runs.run, values, partial(_run_one, [*filter(None, [name]), *job])))
     runs.show()

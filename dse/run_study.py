@@ -69,6 +69,7 @@ class SeveralRuns:
         """Run one of them; its exit code. values: by path, those that differ."""
         with nullcontext() if self.verbose else redirect_stdout(io.StringIO()):
             folder, code = study()
+        values = {path: value.replace("\\ ", " ") for path, value in values.items()}  # as Hydra's grammar writes blanks
         self.finished.append((values, Outputs(folder)))
         chosen = " ".join(f"{path}={value}" for path, value in values.items())
         sentence = Outputs(folder).read_json("summary").get("answer") or "done"

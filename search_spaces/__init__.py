@@ -5,6 +5,7 @@ GROUPS = {"schedule": "Schedules"}
 PHRASES = {
     "schedule.comm_engine": {"dma": "by DMA", "cu": "by CUs"},
     "schedule.comm_cus": "on {} CUs",
+    "schedule.comm_cus=0": "on the library's CUs",
     "schedule.num_chunks": "{} chunks",
     "schedule.num_streams": "{} at once",
     "schedule.chunk_dim": {"m": "cut by rows", "k": "cut along K"},

@@ -506,9 +506,9 @@ def test_a_design_holds_what_json_can_say(section: dict[str, Any], part: str) ->
 
 def test_a_text_under_a_name_that_ends_in_a_unit_is_a_quantity() -> None:
     design = ExternalBackend(**parameters()).design(
-        {"case": {"link_bytes_per_s": "64 GB/s", "alpha_s": "2 us", "a": "2 us"}}
+        {"case": {"link_bytes_per_s": "64 GB/s", "bytes_per_s": "1 GB/s", "alpha_s": "2 us", "a": "2 us"}}
     )
-    assert dict(design) == {"case": {"link_bytes_per_s": 64e9, "alpha_s": 2e-6, "a": "2 us"}}
+    assert dict(design) == {"case": {"link_bytes_per_s": 64e9, "bytes_per_s": 1e9, "alpha_s": 2e-6, "a": "2 us"}}
 
 
 def test_a_program_that_was_edited_has_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -677,6 +677,7 @@ SCENARIOS = "light: {lit: false}\nscenarios:\n  dull: {light: {lit: false}}\n  b
         (["+scenarios=3"], ["scenarios"]),
         (["+copy={a: 1}"], ["copy", "cannot be the name of a section"]),
         (["+other=3"], ["other = 3", "is no section of keys"]),
+        (["system=h100_8"], ["system: is a shipped machine", "override /system: null"]),
         (["study.objectives=[tmie_s]"], ["did you mean `time_s`"]),
         (["simulator=external"], ["simulator.command", "simulator.metrics"]),
     ],

@@ -68,6 +68,15 @@ def test_numbers_that_count_are_taken_without_a_word(word: str) -> None:
     assert check_typed(_planned("study=ficco_sweep", word)) == []
 
 
+def test_a_value_of_a_file_of_the_user_that_the_space_searches_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "schedule").mkdir()
+    tree = {"defaults": ["hetero_fused_1d", "_self_"], "name": "mine", "num_chunks": 3}
+    (tmp_path / "schedule" / "mine.yaml").write_text(yaml.safe_dump(tree))
+    words = ("study=ficco_sweep", "workload.only=[g1]", "schedule=mine")
+    assert any("fix it with schedule.num_chunks=3" in note for note in check_typed(_planned(*words, folder=tmp_path)))
+    assert not check_typed(_planned(*words, "schedule.num_chunks=3", folder=tmp_path))
+
+
 @pytest.mark.slow
 def test_a_file_of_the_user_that_changes_nothing_is_reported(tmp_path: Path) -> None:
     (tmp_path / "system").mkdir()

@@ -274,6 +274,8 @@ COMMANDS: list[Mistake] = [
     ("results importance study=ficco_sweep method=shap", "method = 'shap'", "known here: fanova, ped_anova"),
     ("results rules study=ficco_sweep depht=3", "depht=3"),
     ("machine show h100", "system = 'h100'"),
+    ("plan model=llama3_8b --sytem=h100_8", "--sytem=h100_8", "is no flag"),
+    ("plan model=llama3_8b system=[h100_8,h20]", "system = 'h20'", "h20_8"),
     ("machine show rtx4090", "system = 'rtx4090'", "known here: a100_40gb_8"),
     ("ui 5001", "5001"),
     ("ui port=abc", "port = 'abc'", "from 1 to 65535"),

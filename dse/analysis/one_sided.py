@@ -8,7 +8,7 @@ rounding. Where the values beside the number do not point at that of the number,
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 STEP = 1e-5  # of the logarithm of a number
@@ -33,11 +33,3 @@ def elasticity(values: Floats, side: int) -> Floats:
         # over twice the step twice the change, but for curvature
         smooth = np.abs(far - 2 * near) <= _BENT * np.abs(far) + _CURVED
         return np.where(smooth, side * (4 * near - far) / (2 * STEP), np.nan)  # the second-order one-sided difference
-
-
-def of_neighbours(values: Floats, numbers: ArrayLike) -> Floats:
-    """Change of log value over that of log number, from values [2, ...] at two numbers [2]: for whole numbers."""
-    with np.errstate(all="ignore"):
-        change = np.log(values[1] / values[0])
-    first, second = np.asarray(numbers, float)
-    return np.where(np.isfinite(change), change / np.log(second / first), np.nan)

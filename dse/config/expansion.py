@@ -14,13 +14,15 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from dse.errors import ConfigError, Problem
+from dse.config.options import catalogued, list_options
+from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.space import Knob
 
 MOST_WEIGHT = 20_000_000
@@ -206,6 +208,16 @@ def each_run(words: Sequence[str], groups: Collection[str]) -> list[tuple[dict[s
         values = dict(chosen[place].split("=", 1) for place in swept)
         runs.append((values, list(chosen)))
     return runs
+
+
+def check_options(runs: Iterable[Mapping[str, str]], groups: Collection[str], folder: Path | None) -> None:
+    """Refuse what is no option of its group, before the first run. folder: the user's own. Raises ConfigError."""
+    check = Problems()
+    for group, value in dict.fromkeys(item for values in runs for item in values.items() if item[0] in groups):
+        known = list_options(group, [folder] if folder else [])
+        if value not in known and not catalogued(group, value):
+            check.add(group, "is no option of this group", value=value, way_out=did_you_mean(value, known))
+    check.done()
 
 
 def _choices(word: str, groups: Collection[str]) -> list[str]:

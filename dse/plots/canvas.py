@@ -352,10 +352,17 @@ class _Arrangement:
         """Wrap the titles of panels to their widths, and thin ticks."""
         for place, panel in enumerate(self.sheet.panels):
             if not final and place in self.sheet.names:
-                title = self.sheet.names[place]
-                self._wrap(title, title.get_text().replace("\n", " "), widths[place % self.sheet.columns])
+                title, room = self.sheet.names[place], widths[place % self.sheet.columns]
+                self._wrap(title, title.get_text().replace("\n", " "), room)
+                # a name without spaces has no line breaks
+                title.set_fontsize(
+                    float(title.get_fontsize()) * min(1.0, max(0.6, room / max(self._size(title)[0], 0.1)))
+                )
             for axis, side in ((panel.xaxis, "width"), (panel.yaxis, "height")):
                 _thin(axis, side, self.renderer)
+        titles = self.sheet.names.values()
+        for title in titles:
+            title.set_fontsize(min(float(other.get_fontsize()) for other in titles))
 
 
 class _Grid:

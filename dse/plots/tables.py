@@ -45,8 +45,8 @@ _DECADE = 10.0
 def dots(rows: pd.DataFrame, value: Axis, *, row: str, by: str, frame: Frame) -> FigureSheet:
     """Plot a dot for each `by` in each `row`, with a line from the baseline (`value.centre`), the best row first.
 
-    rows: one for each dot; a column `ideal` is drawn as a black bar, and `bound` as a bracket, beyond which no ideal is
-    drawn; `range_low` and `range_high` as a line through the dot, where they hold numbers. Of more than 40 rows of
+    rows: one for each dot; a column `ideal` is drawn as a black bar, and `bound` as a bracket, which no ideal or line
+    passes; `range_low` and `range_high` as a line through the dot, where they hold numbers. Of more than 40 rows of
     names, the first and the last 20 are drawn. All panels have the same axis.
     """
     if set(_LIMITS) <= set(rows):
@@ -58,7 +58,7 @@ def dots(rows: pd.DataFrame, value: Axis, *, row: str, by: str, frame: Frame) ->
     drawn = sheet(len(groups), Frame(frame.title, note), height=height, columns=_columns(order, 1.5))
     unit, limits = scale(value, rows[value.column]), [limit for limit in _LIMITS if limit in rows]
     for (first, _, panel), (name, group) in zip(drawn.rows(), groups.items(), strict=True):
-        ends = {f"at_{end}": group[end] * unit.factor for end in _RANGE if end in group}
+        ends = {f"at_{end}": group[end].clip(upper=group.get("bound")) * unit.factor for end in _RANGE if end in group}
         placed = group.assign(at=group[value.column] * unit.factor, **ends)
         _dot_rows(panel, placed, order, row=row, looks_by=(by, chosen))
         _baseline(panel, group, value, order=order, row=row)
@@ -332,27 +332,6 @@ def roofline(rows: pd.DataFrame, roof: tuple[float, float], *, by: str, size: Ax
     plain_ticks(panel.yaxis, unit)
     drawn.xlabel, drawn.ylabel = "arithmetic intensity [FLOP/B]", unit.title
     drawn.legend([*handles_of(chosen), mark_handle("roofline", ls="-", lw=1.2)])
-    return drawn
-
-
-def marked_lines(rows: pd.DataFrame, x: Axis, *, y: Axis, weight: Axis, frame: Frame) -> FigureSheet:
-    """Plot a line over x in each panel, with a mark of area `weight` at the rows that have one."""
-    groups, note = frame.panels(rows, y.column)
-    drawn = sheet(len(groups), Frame(frame.title, note), height=1.7, columns=2)
-    units = scale(x, rows[x.column]), scale(y, rows[y.column])
-    chosen = looks(["all", weight.label])
-    for place, (panel, (name, group)) in enumerate(zip(drawn.panels, groups.items(), strict=True)):
-        line = group.sort_values(x.column)
-        places = line[x.column] * units[0].factor, line[y.column] * units[1].factor
-        panel.plot(*places, color="#8c8c8c", lw=1.2)
-        areas = 10 + 90 * line[weight.column] / float(line[weight.column].max())
-        look = chosen[weight.label]
-        panel.scatter(*places, s=areas, color=look.colour, alpha=0.7, edgecolors=INK, lw=0.4, zorder=3)
-        plain_ticks(panel.xaxis, units[0])
-        plain_ticks(panel.yaxis, units[1])
-        drawn.name(place, name)
-    drawn.xlabel, drawn.ylabel = units[0].title, units[1].title
-    drawn.legend([mark_handle(weight.label, marker="o", color=chosen[weight.label].colour, mec=INK, mew=0.4)])
     return drawn
 
 

@@ -20,7 +20,7 @@ COMMANDS = {
 COLUMNS = {
     "speed-up": "time of the baseline over that of the winner, with its 90 % interval",
     "fraction of ideal": "share of what perfect overlap would gain: (speed-up - 1) / (ideal speed-up - 1)",
-    "gap": "time over a proven lower bound, less 1: no schedule gains more",
+    "gap": "how much longer it takes than a proven lower bound, which no schedule can pass",
     "fastest": "probability that no other option is faster, given the errors of predictions",
     "with": "options of the winner",
     "limited by": "what the winner's time was spent on, or lost to",

@@ -14,7 +14,7 @@ from dse import plugins
 from dse.errors import pairs
 from dse.plots import title
 from dse.plots.labels import label, words
-from dse.results import output_files
+from dse.results import COLUMNS, output_files
 from dse.results.decisions import AS_GOOD, NOISE, Decision, helpful_measurement, read_decision
 from dse.results.pareto import Contest
 from dse.results.report import claims_count, claims_table, console, error_text, limits_text, study_figures, summary
@@ -32,6 +32,7 @@ MOST_ROWS = 20
 """Rows of the first table in the terminal."""
 _MOST_METRICS = 4  # columns of a table in words
 # two are soon compared by eye
+_EXPLAINED = ("fraction of ideal", "gap")  # columns whose meaning is printed
 _FEWEST_IN_COMMON = 3  # winners, for what they have in common to be said once
 _LARGE = 1e6  # from which on numbers have a unit with a prefix
 _MOST_MISSES = 3  # that are named in a line
@@ -56,7 +57,11 @@ def answer(outputs: Outputs, table: pd.DataFrame, *, verbose: bool = False) -> I
     record = outputs.read_json("summary")
     if record["question"]:
         yield Text(record["question"], style="bold")
-    yield from answer_tables(outputs, table, verbose=verbose)
+    for part in answer_tables(outputs, table, verbose=verbose):
+        yield part
+        headings = {str(column.header) for column in getattr(part, "columns", ())}
+        meanings = [f"{name}: {COLUMNS[name]}" for name in _EXPLAINED if name in headings]
+        yield from ["; ".join(meanings)] if meanings else []
     if record["answer"]:
         yield Text(f"in short: {record['answer']}", style="bold")
 

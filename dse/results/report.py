@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from dse.plots import Draw
     from dse.results.claims import ClaimResult
 
+SERIAL = "serial"
+"""Value of a knob with which nothing overlaps: it stands for none where it is the declared one."""
 _MOST_COLOURS = 11  # of the palette
 _MOST_TASKS = 100_000
 _IN_WHOLE_PERCENT = 0.1  # share from which on an error has no digits after the point
@@ -126,7 +128,8 @@ def front_figure(outputs: Outputs, table: pd.DataFrame) -> Iterator[tuple[str, D
     if len(axes) > 1:
         front = table[table["on_front"] & (table["status"] == "ok")]
         first, count = next(iter(front[by].astype(str).value_counts().items()), ("nothing", 0))
-        title = f"{count} of {len(front)} points on the Pareto fronts have {words(by)} {label(str(first))}"
+        value = f"{first} {words(by)}" if str(first).isdigit() else f"{words(by)} {label(str(first))}"
+        title = f"{count} of {len(front)} points on the Pareto fronts have {value}"
         yield "pareto", partial(fronts.pareto, table, axes[:3], by=by, frame=plots.Frame(title))
 
 
@@ -157,6 +160,7 @@ def summary(outputs: Outputs, table: pd.DataFrame) -> Table:
 
     record = outputs.read_json("summary")
     best = Contest.of(record).winners(table, record["goals"], apart=True)
+    best = best.assign(**{path: best[path].astype("string").fillna(SERIAL) for path in undone(table, record)})
     wanted = (
         *record["shown"],
         *record["knobs"],
@@ -172,6 +176,12 @@ def summary(outputs: Outputs, table: pd.DataFrame) -> Table:
         limit = limits_text(record["limits"].get(row["scenario"], {}))
         shown.add_row(row["scenario"], *cells, *([limit] if limited else []))
     return shown
+
+
+def undone(table: pd.DataFrame, record: Mapping[str, Any]) -> list[str]:
+    """Knobs that are serial where they have no value, of those that have one in some row. record: `summary.json`."""
+    declared = record.get("declared", {})  # older records have none
+    return [path for path in declared if declared[path] == SERIAL and path in table and table[path].notna().any()]
 
 
 def levels(outputs: Outputs) -> Iterator[Table | str]:

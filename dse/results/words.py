@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def choice_in_words(row: pd.Series[Any], paths: Iterable[str]) -> str:
     """What was chosen in a row at some paths, as a person says it; knobs that have no value there are left out.
 
-    A package says how its knobs read in its mapping `PHRASES`: path -> text with `{}`, or value -> text.
+    A package says how its knobs read in its mapping `PHRASES`: path -> text with `{}`, or value -> text; `path=value`
+    -> text of that value alone.
     """
     phrases = plugins.declarations("PHRASES")
     texts = [knob_in_words(path, row[path], phrases) for path in _names_first(paths) if path in row.dropna()]
@@ -29,7 +30,7 @@ def choice_in_words(row: pd.Series[Any], paths: Iterable[str]) -> str:
 
 def knob_in_words(path: str, value: Any, phrases: Mapping[str, Any]) -> str:
     """A value of a knob in words: by its phrase, else by its name; "" for a value that goes without saying."""
-    phrase = phrases.get(path)
+    phrase = phrases.get(f"{path}={value}", phrases.get(path))
     if isinstance(phrase, str):
         # `{} chunks`: the number decides between singular and plural
         return _count(value, phrase.partition("{} ")[2]) if phrase.startswith("{} ") else phrase.format(value)

@@ -72,6 +72,7 @@ def check_typed(planned: Plan) -> list[str]:
     Raises ConfigError for numbers of the command line that nothing reads, all at once.
     """
     notes = [f"{key} is not modelled: the answer is as without it" for key in _unread_keys(planned)]
+    notes += _searched_of_files(planned)
     sample = _Sample.of(planned)
     if sample is None:
         return notes
@@ -162,7 +163,19 @@ def _typed_numbers(planned: Plan) -> dict[str, object]:
 
 def _numbers_of_files(planned: Plan) -> dict[str, dict[str, object]]:
     """Name of each chosen file of the user's folder that changes a shipped option -> the numbers that it changes."""
-    folder, numbers = planned.request.folder, dict[str, dict[str, object]]()
+    return {
+        file: {
+            path: value
+            for path, value in number_leaves(own, section)
+            if get_path(planned.request.tree, path) == value  # the command line may have replaced it
+        }
+        for file, section, own in _own_files(planned)
+    }
+
+
+def _own_files(planned: Plan) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield the name, the section and the content of each chosen file of the user's that changes a shipped option."""
+    folder = planned.request.folder
     for section in planned.request.tree if folder is not None else ():
         file = Path(str(folder)) / section / f"{get_path(planned.request.tree, f'{section}.name')}.yaml"
         if section in SECTIONS or not file.is_file():  # settings do not enter the model
@@ -170,12 +183,16 @@ def _numbers_of_files(planned: Plan) -> dict[str, dict[str, object]]:
         own = load_yaml(file)
         # files without are options of the user's own: not changes of ours
         if isinstance(own, dict) and own.pop("defaults", None):
-            numbers[str(file)] = {
-                path: value
-                for path, value in number_leaves(own, section)
-                if get_path(planned.request.tree, path) == value  # the command line may have replaced it
-            }
-    return numbers
+            yield str(file), section, own
+
+
+def _searched_of_files(planned: Plan) -> Iterator[str]:
+    """Yield a note on each value of a user's file that the space searches."""
+    for file, section, own in _own_files(planned):
+        for path in (path for path in planned.knobs if path.startswith(f"{section}.")):
+            value = own.get(path.removeprefix(f"{section}."))
+            if value is not None:
+                yield f"{file}: the space searches {path}, not {value} alone; fix it with {path}={value}"
 
 
 def number_leaves(tree: Any, path: str) -> Iterator[tuple[str, object]]:

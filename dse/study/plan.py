@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dse import plugins
 from dse.backend import Backend, Canonical, Metric, Tree
 from dse.config.compose import Request
+from dse.config.options import load_yaml, option_file
 from dse.config.spelling import MOST_LISTED, meant_sweep, nearest_key, sweep_of
 from dse.errors import NO_KNOBS, ConfigError, Problem, Problems, assignment, did_you_mean, nearest
 from dse.evaluation.calls import BackendSpec, validate
@@ -95,9 +96,12 @@ class Plan:
     @property
     def departures(self) -> list[str]:
         """Overrides that change the subject of the study's claims: its hardware or its workload."""
-        about = (*self.settings.study.hardware, "workload")
+        about, file = (*self.settings.study.hardware, "workload"), option_file("study", self.settings.study.name)
+        defaults = load_yaml(file).get("defaults", []) if file else []
+        chosen = [entry.items() for entry in defaults if isinstance(entry, Mapping)]
+        own = {f"{str(group).rpartition('/')[2]}={option}" for pairs in chosen for group, option in pairs}
         keys = {text: text.lstrip("+~").partition("=")[0].removeprefix("space.") for text in self.request.overrides}
-        return [text for text, key in keys.items() if key.partition(".")[0] in about]
+        return [text for text, key in keys.items() if key.partition(".")[0] in about and text not in own]
 
 
 def plan(request: Request) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -72,6 +72,8 @@ class Study(Frozen):
     tables, for studies that read such; the backend finds it in the design as `data_dir`. answer: what answers the
     question, and which rows may win. terms: columns of its own tables -> what they mean.
     """
+
+    missing_way_out: ClassVar[str] = "give it a value; module: plain suits a study without published values"
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,80}$")]  # name of folders and part of names of files
     question: str = ""

@@ -48,7 +48,6 @@ from simulators.costs.transfer import (
 from simulators.hardware.machine import System
 from simulators.hardware.network import ExpertLibrary, InSwitch, Node, Protocols, SwitchRate
 from simulators.hardware.network import Pattern as LinkPattern
-from simulators.hardware.parts import CopyTimes
 from simulators.hardware.schedule_system import has_links, links_of
 
 Floats = NDArray[np.float64]
@@ -276,33 +275,3 @@ def machine_ring(machine: System, gpus: ArrayLike, together: ArrayLike | None = 
     # schedules and iterations alike: what the library was measured to reach, else what links carry
     protocols = ring.protocols if machine.costs.collective == "library" else None
     return replace(ring, protocols=protocols, links=machine if has_links(machine) else None)
-
-
-@dataclass(frozen=True)
-class CopyPhases:
-    """Time [s] of the phases of one copy by a DMA engine; arrays over sizes."""
-
-    control_s: Floats
-    schedule_s: Floats
-    copy_s: Floats
-    sync_s: Floats
-
-    @property
-    def seconds(self) -> Floats:
-        """Total time [s]."""
-        return self.control_s + self.schedule_s + self.copy_s + self.sync_s
-
-    @property
-    def shares(self) -> Floats:
-        """Share of each phase, [..., 4], in the order of the fields."""
-        parts = np.stack(np.broadcast_arrays(self.control_s, self.schedule_s, self.copy_s, self.sync_s), axis=-1)
-        return np.asarray(parts / self.seconds[..., None])
-
-
-def copy_phases(size_bytes: ArrayLike, times: CopyTimes, link_bytes_per_s: ArrayLike) -> CopyPhases:
-    """Phases of copies by size: all phases but the copy itself take the same time for all sizes (derived)."""
-    size = np.asarray(size_bytes, float)
-    copy = times.copy_s + size / np.asarray(link_bytes_per_s)  # first byte
-    fixed = (np.full(size.shape, value) for value in (times.control_s, times.schedule_s, times.sync_s))
-    control, schedule, sync = fixed
-    return CopyPhases(control, schedule, copy, sync)

@@ -43,6 +43,9 @@ class SectionsBackend(Backend):
         for name, part in parts.items():
             if not isinstance(part, Mapping):
                 check.add(name, "is no section of keys", value=part, way_out="write it as a mapping")
+            elif "cost_weights" in part:  # that of `conf/config.yaml`
+                way = "write `- override /system: null` in its defaults; likewise for /workload and /schedule"
+                check.add(name, "is a shipped machine, which a study of your own program leaves out", way_out=way)
             # attributes of the model would hide the section
             if hasattr(ExternalDesign, name) or name in LABELS or name.startswith("_"):
                 check.add(name, "cannot be the name of a section", way_out="choose another")
@@ -165,7 +168,9 @@ def _quantity(text: str, path: str, check: Problems) -> Any:
     """Return a string unchanged, or as a number if the name ends in a unit."""
     if "\0" in text:
         check.add(path, "must hold no NUL")
-    reader = next((reader for ending, reader in _QUANTITIES.items() if path.endswith(ending)), None)
+    name = path.rpartition(".")[2]
+    name = f"_{name}" if name.endswith("_per_s") else name  # a rate may have no other words
+    reader = next((reader for ending, reader in _QUANTITIES.items() if name.endswith(ending)), None)
     try:
         return text if reader is None else reader.validate_python(text)
     except ValidationError as error:

@@ -446,7 +446,7 @@ def tree_of(name: str, chosen: Mapping[str, object] | None = None) -> dict[str, 
     """Composed tree of a system by name or by path, with options chosen for groups. Raises ConfigError."""
     path = option_file("system", name) or Path(name)
     if not path.is_file():
-        way = did_you_mean(name, list_options("system"))
+        way = f"{did_you_mean(name, list_options('system'))}; your own: --config-dir <folder that has system/>"
         raise ConfigError([Problem("system", "is neither a shipped system nor a YAML file", name, way)])
     return _composed(path, chosen or {})
 
@@ -478,8 +478,11 @@ def _with_option(composed: dict[str, Any], section: str, option: object, path: P
     if file is None:
         way = did_you_mean(str(option), list_options(section))
         raise ConfigError([Problem(f"{path.name}: defaults", f"names no option of {section}", option, way)])
-    is_of_several = read_text(file, str(file)).startswith("# @package system\n")
-    return merged(composed, _read(file)) if is_of_several else {**composed, section: _read(file)}
+    tree, is_of_several = _read(file), read_text(file, str(file)).startswith("# @package system\n")
+    for below in reversed(tree.pop("defaults", [])):  # options that it is written on top of
+        part = {} if below == "_self_" else _with_option({}, section, below, file)
+        tree = merged(part.get(section, part), tree)
+    return merged(composed, tree) if is_of_several else {**composed, section: tree}
 
 
 def _read(path: Path) -> dict[str, Any]:

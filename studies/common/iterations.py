@@ -24,9 +24,3 @@ def base(run: FinishedRun, **sections: Any) -> StepDesign | None:
         return StepBackend().design(step_tree(run.config, **sections))
     except ConfigError:
         return None
-
-
-def legal_base(run: FinishedRun, **sections: Any) -> StepDesign | None:
-    """The same; None if it breaks a rule, too."""
-    design = base(run, **sections)
-    return None if design is None or StepBackend().problems(design) else design

@@ -182,7 +182,7 @@ def _speedups(ok: pd.DataFrame, where: str) -> FigureSheet:
     note = "best of each schedule; baseline: serial, moved by CUs" + f", {where}" * bool(where)
     if (rows["ideal"] <= rows["bound"]).any():  # others are not drawn
         note += "; ideal: the longer of both alone, by what moves fastest, up to the proven bound"
-    note += "; lines: 90 % intervals of the fastest" if "range_low" in rows else ""
+    note += "; lines: 90 % intervals of the fastest, cut at the proven bound" if "range_low" in rows else ""
     speedup = Axis("speedup", "speed-up over serial [x]", centre=1.0)
     return tables.dots(rows, speedup, row="scenario", by="schedule.name", frame=Frame(capitalised(title), note))
 
@@ -278,7 +278,7 @@ def _cil(kinds: pd.DataFrame) -> FigureSheet:
     title = "During communication a GEMM takes " + ", ".join(
         f"{value:.2f}x its time (moved by {name})" for name, value in medians.items()
     )
-    note = "contention inefficiency; kinds: 1d or 2d, u: uniform, h: hetero start, f: fused, u: unfused GEMMs"
+    note = "contention inefficiency; kinds: 1d or 2d; first letter: uniform or hetero; second: fused or unfused"
     value = Axis("cil", "contention inefficiency [x]", centre=1.0)
     return tables.heat(rows, value, x=Axis("kind", "kind of schedule"), y="scenario", frame=Frame(title, note, "panel"))
 

@@ -37,7 +37,7 @@ from studies.plan.fitting import does_not_fit
 from studies.plan.flips import Uncertain
 from studies.plan.judged import answer as judgement
 from studies.plan.judged import decide_given, given_plan, is_judged, judgements, times_figure
-from studies.plan.plan_file import all_leaves, check_plan, over_step, read_plan, step_words
+from studies.plan.plan_file import all_leaves, check_plan, over_step, read_plan, step_of_run
 from studies.plan.stacks import measured_line, named, software_line, stack_words, tool_facts, ways
 from studies.plan.step_plan import MEMORY, SITE_PATHS, TIME, StepPlan, alone_rows, plans, rates_of_a_gpu
 from studies.plan.stored_weights import stored_line
@@ -103,7 +103,7 @@ class PlanStudy(Plain):
 
     def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
         """`plan.yaml`, and one layer before and after."""
-        table, step = run.outputs.read_table("results"), {"step": step_words(run.provenance["overrides"])}
+        table, step = run.outputs.read_table("results"), {"step": step_of_run(run.provenance)}
         if is_judged(table):
             yield "plan.yaml", {**given_plan(run.config), **step}
             return
@@ -127,8 +127,7 @@ def _is_of_software(plan: StepPlan) -> bool:
 
 def _costs_of_software(plan: StepPlan) -> Iterator[str]:
     """Yield what each chosen software adds to what the hardware takes, and where these numbers are from."""
-    lines = dict.fromkeys(_costs_at(site, text) for site, text in plan.sites.items())
-    yield from filter(None, lines)
+    yield from filter(None, dict.fromkeys(_costs_at(site, text) for site, text in plan.sites.items()))
 
 
 def _costs_at(site: str, text: str) -> str:
@@ -151,10 +150,16 @@ def _ideal_line(plan: StepPlan) -> str:
 def _before_and_after(plan: StepPlan) -> str:
     before, best = plan.before, plan.best
     memory = f", {100 * best[MEMORY]:.0f} % of the memory" if MEMORY in best else ""
-    rate = f" ({before['tokens_per_s']:,.0f} to {best['tokens_per_s']:,.0f} tokens/s)" if "tokens_per_s" in best else ""
-    times = f"{cell(before[TIME], 's')} to {cell(best[TIME], 's')} a step"
+    rates = [f"{row['tokens_per_s']:,.0f}" for row in (before, best) if "tokens_per_s" in best]
+    rate = f" ({_change(*rates)} tokens/s)" if rates else ""
+    times = f"{_change(*(cell(row[TIME], 's') for row in (before, best)))} a step"
     gain = gain_text(plan.gain, plan.decision.get("low"), plan.decision.get("high"))
+    gain += " as before" if gain == AS_FAST else ""
     return f"{plan.name}: {work_text(plan)}, {times}, {gain}{rate}{memory}{rates_of_a_gpu(best)}{_in_layouts(plan)}"
+
+
+def _change(before: str, after: str) -> str:
+    return before if before == after else f"{before} to {after}"
 
 
 def _how_sure(plan: StepPlan) -> Iterator[str]:
@@ -191,7 +196,7 @@ def _in_layouts(plan: StepPlan) -> str:
     if not plan.chooses_layouts:
         return ""
     before, after = plan.layout(plan.serial), plan.layout(plan.best)
-    work = f"{after.gpus} GPUs, {after.sequences} sequences a step"
+    work = f"{after.gpus} GPUs, {after.sequences} sequence{'s' * (after.sequences != 1)} a step"
     was = "the same" if before == after else before.name
     return f"; {work}: {after.name} (before, with nothing overlapped: {was})"
 
@@ -203,7 +208,7 @@ def _choices_table(plan: StepPlan) -> Table:
     flipping = _ChoiceFlips(plan)
     shown = Table(box=None, pad_edge=False)
     for name, justify in _COLUMNS if flipping.is_stated else _COLUMNS[:-1]:
-        shown.add_column(name, justify=justify)  # type: ignore[arg-type]
+        shown.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
     steps = plan.step(plan.before), plan.step(plan.best)
     for choice in plan.choices:
         alone, second = plan.alone(choice), next_best(plan, choice)
@@ -335,7 +340,7 @@ def _gains_figure(rows: pd.DataFrame) -> FigureSheet:
     gain = gain_text(float(most["gain"]), low, high)
     title = f"With the plan a step of {most['scenario']} is {gain}" + (" as before" if gain == AS_FAST else "")
     axis = Axis("gain", "time before / time [x]", centre=1.0)
-    frame = Frame(title, "each choice alone, and all together; lines: 90 % intervals")
+    frame = Frame(title, "alone: over nothing overlapped; all together: over the step before; lines: 90 % intervals")
     return tables.dots(rows, axis, row="choice", by="scenario", frame=frame)
 
 
@@ -355,14 +360,13 @@ def _layer(step: Iteration) -> pd.DataFrame:
 
     # layers count from 0: unlike the first, this one follows another layer
     rows = [vars(task) for task in intervals(step) if task.name.startswith(f"layer {_AROUND}: ")]
-    forward = pd.DataFrame([row for row in rows if not _is_backward(row["name"])])
+    forward = pd.DataFrame([row for row in rows if not any(mark in row["name"] for mark in _BACKWARD)])
     start = forward["start_s"].min()
     lanes = forward["lane"].where(forward["lane"] == "compute", "links")  # links of a layer are busy together
     return forward.assign(lane=lanes, start_s=forward["start_s"] - start, finish_s=forward["finish_s"] - start)
 
 
-def _is_backward(name: str) -> bool:
-    return any(mark in name for mark in (" dX", " dW", " dA", " dB", " backward", " again", "gradients"))
+_BACKWARD = (" dX", " dW", " dA", " dB", " backward", " again", "gradients")
 
 
 def command(words: Sequence[str]) -> CommandAnswer:
@@ -457,8 +461,9 @@ def given_section(file: Path, typed: Collection[str]) -> dict[str, Any]:
     check_plan(read.plan)
     plan = {path: value for path, value in all_leaves(read.plan) if path not in typed}
     tools = tool_facts()
-    # a library runs in a framework: all of these are compared
-    compared = [read.tool] if read.tool and tools[read.tool].framework else _frameworks(read.tool)
+    compared = [name for name, tool in tools.items() if tool.framework or name == read.tool]
+    if read.tool and tools[read.tool].framework:  # a library runs in a framework: all of these are compared
+        compared = [read.tool]
     defaults = {
         name: {
             "modes": list(tools[name].modes),
@@ -470,11 +475,6 @@ def given_section(file: Path, typed: Collection[str]) -> dict[str, Any]:
     fixed = sorted(path for path in typed if path in OFF)
     section = {"file": file.name, "tool": read.tool, "plan": plan, "tools": defaults, "typed": fixed}
     return section | ({"unread": list(read.unread)} if read.unread else {})
-
-
-def _frameworks(library: str) -> list[str]:
-    """Names of all frameworks, and of a library."""
-    return [name for name, tool in tool_facts().items() if tool.framework or name == library]
 
 
 def _check_unsearched(typed: Sequence[str]) -> None:

@@ -69,14 +69,16 @@ class DrawnPlan:
 
     def simplest(self) -> tuple[StepPlan, dict[str, str]]:
         """The plan with what does not stand out left off, and what that gained, by choice, in words."""
-        plan, left = self.plan, dict[str, str]()
+        plan, left, choices = self.plan, dict[str, str](), list[tuple[Choice, str]]()
         # each is left off once: what decides of others may bring them back
         while candidates := [pair for pair in self._equal(plan) if pair[0].name not in left]:
             choice, row = min(candidates, key=lambda pair: float(pair[1][TIME]))
             gained = gain_text(float(row[TIME] / plan.best[TIME]), *self.gain(row, plan.best))
             left[choice.name] = f"{plan.text(choice)}: {gained}, {cell(plan.best[TIME], 's')} a step"
+            choices.append((choice, plan.text(choice)))
             plan = replace(plan, preferred=str(row["key"]))
-        return plan, left
+        back = {choice.name for choice, text in choices if plan.text(choice) == text}
+        return plan, {name: text for name, text in left.items() if name not in back}
 
     def _equal(self, plan: StepPlan) -> Iterator[tuple[Choice, Any]]:
         """Yield choices of a plan that do not stand out, and the point without each.

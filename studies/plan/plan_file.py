@@ -10,11 +10,11 @@ from typing import Annotated, Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from dse.config.options import OWN_FLAGS
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.errors.parsing import parse_yaml
 from dse.files import read_text
 from dse.study import settings
-from simulators.steps.choices import OFF
 from simulators.steps.sites import SERIAL, SITES, read_schedule
 from simulators.workloads.model import Optimizer, Parallel, Run
 from studies.plan.stacks import tool_facts
@@ -42,8 +42,23 @@ class PlanFile:
 
 
 def step_words(words: Iterable[str]) -> list[str]:
-    """Overrides, among those of a run, that the step of its plan has."""
-    return [word for word in words if _path(word).partition(".")[0] not in _OF_A_RUN and word[0] not in "~-"]
+    """Overrides, among those of a run, that the step of its plan has, and the flag of the user's folder."""
+    kept = (word for word in words if word[0] not in "~-" or _path(word) == OWN_FLAGS[0])
+    return [word for word in kept if _path(word).partition(".")[0] not in _OF_A_RUN]
+
+
+def step_of_run(provenance: Mapping[str, Any]) -> list[str]:
+    """Overrides of the step of a run's plan, with paths that are the same in every working folder."""
+    folder = provenance.get("config_dir")  # of the user's own configuration
+    words = [f"{OWN_FLAGS[0]}={folder}"] if folder else []
+    return [_absolute(word) for word in (*words, *step_words(provenance["overrides"]))]
+
+
+def _absolute(word: str) -> str:
+    path, _, value = word.partition("=")
+    # a name without an ending is that of an option
+    is_place = path == OWN_FLAGS[0] or "/" in value or bool(Path(value).suffix)
+    return f"{path}={Path(value).absolute()}" if is_place and Path(value).exists() else word
 
 
 def over_step(step: Sequence[str], typed: Sequence[str], plan: Plan) -> list[str]:
@@ -82,23 +97,8 @@ def read_plan(path: Path) -> PlanFile:
 
 
 _NUM_SMS = "system.node.experts.num_sms"
-_MODELS: Mapping[str, type[BaseModel]] = {"parallel": Parallel, "run": Run, "optimizer": Optimizer}
-
-
-def is_boolean(path: str) -> bool:
-    """Tell whether a knob of a plan is true or false."""
-    section, _, name = path.partition(".")
-    field = _MODELS[section].model_fields.get(name) if section in _MODELS else None
-    return field is not None and field.annotation is bool
-
-
-def usual(path: str) -> Any:
-    """The value of a knob where nothing is done: what a tool does that has no word for it."""
-    section, _, name = path.partition(".")
-    if path in OFF:
-        return OFF[path]
-    field = _MODELS[section].model_fields.get(name) if section in _MODELS else None
-    return None if field is None or field.is_required() else field.default
+SECTION_MODELS: Mapping[str, type[BaseModel]] = {"parallel": Parallel, "run": Run, "optimizer": Optimizer}
+"""Sections of a step whose knobs a plan may have."""
 
 
 def check_plan(plan: Plan) -> None:
@@ -108,8 +108,8 @@ def check_plan(plan: Plan) -> None:
         section, _, name = path.partition(".")
         if section == "sites":
             _check_site(check, path, name, value)
-        elif section in _MODELS:
-            _check_knob(check, path, _MODELS[section].model_fields.get(name), value)
+        elif section in SECTION_MODELS:
+            _check_knob(check, path, SECTION_MODELS[section].model_fields.get(name), value)
         elif path != _NUM_SMS:
             check.add(path, "is no choice of a plan", value=value)
         # half of the SMs send, half receive

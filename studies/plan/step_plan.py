@@ -194,7 +194,7 @@ class StepPlan:
         values = {path: _value(point, path) for path in choice.off if path in self.table}
         if choice.name in SITES:
             return str(next(iter(values.values()), SERIAL))
-        return " ".join(f"{path.rpartition('.')[2]}={value}" for path, value in values.items())
+        return " ".join(f"{path.rpartition('.')[2]}={_as_typed(value)}" for path, value in values.items())
 
     @property
     def gain(self) -> float:
@@ -394,6 +394,10 @@ def _was_chosen(table: pd.DataFrame, rows: pd.DataFrame, path: str) -> bool:
 def _value(row: Any, path: str) -> Any:
     """The value of a knob in a point."""
     return SERIAL if path in SITE_PATHS and not _is_there(row[path]) else plain(row[path])
+
+
+def _as_typed(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _first(rows: pd.DataFrame, values: Mapping[str, Any]) -> pd.DataFrame:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dse.results.words import cell
 from simulators.steps.blocks import ModelWeights, model_weights
 from simulators.steps.design import StepDesign
 from simulators.steps.stored import cache_format
@@ -14,12 +15,13 @@ _16_BITS = ("bf16", "fp16", "fp32")  # precisions that are formats, too
 
 def stored_line(design: StepDesign, metrics: Mapping[str, float]) -> str:
     """Parameters and their formats, and what they and keys and values take of a GPU. metrics: of the step."""
-    state, cache = (float(metrics[name]) / 1e9 for name in ("state_bytes", "activation_bytes"))
+    sizes = [float(metrics[name]) for name in ("state_bytes", "activation_bytes")]
+    state, cache = (f"{size / 1e9:,.1f} GB" if size >= 1e8 else cell(size, "byte") for size in sizes)
     counted = model_weights(design.model, design.run, design.kernels)
     weights = f"weights: {_parameters(counted.number)} parameters in {_formats(design, counted)}"
     if design.run.mode == "training":
-        return f"{weights}, {state:,.1f} GB a GPU with gradients and the optimizer's state; activations {cache:,.1f} GB"
-    return f"{weights}, {state:,.1f} GB a GPU; keys and values in {_cache(design)}, {cache:,.1f} GB a GPU"
+        return f"{weights}, {state} a GPU with gradients and the optimizer's state; activations {cache}"
+    return f"{weights}, {state} a GPU; keys and values in {_cache(design)}, {cache} a GPU"
 
 
 def _parameters(number: float) -> str:

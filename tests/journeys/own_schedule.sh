@@ -6,6 +6,6 @@ name: mine
 description: as hetero_fused_1d, in two chunks
 num_chunks: 2
 YAML
-python -m dse study=ficco_sweep schedule=mine workload.only=[g1] --config-dir my_conf tracking=none fidelity=none figures=paper
+python -m dse study=ficco_sweep schedule=mine schedule.num_chunks=2 workload.only=[g1] --config-dir my_conf tracking=none fidelity=none figures=paper
 test -s outputs/ficco_sweep/latest/figures/speedup.pdf
-# expect: mine by DMA
+# expect: mine by DMA, 2 chunks

@@ -17,9 +17,9 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from dse.analysis.one_sided import KINK, beside, elasticity, of_neighbours
+from dse.analysis.one_sided import KINK, beside, elasticity
 from dse_codesign.backend import Judge, Judged, largest_die_mm2, metrics_of
 from dse_codesign.machine import Machine
 from dse_codesign.worth import STEP, Limits, beyond_limits, with_numbers
@@ -116,8 +116,16 @@ def _elasticities(
     fits = columns["die_mm2"] <= largest_die_mm2(judge.base)
     rows = {**judged.speeds, **{name: columns[name] for name in METRICS}}
     table = np.where(fits[:, None], np.column_stack(list(rows.values())), np.nan)
-    slope = of_neighbours(table, numbers) if is_whole else elasticity(table, side)
+    slope = _of_neighbours(table, numbers) if is_whole else elasticity(table, side)
     return dict(zip(rows, slope.tolist(), strict=True))
+
+
+def _of_neighbours(values: Floats, numbers: ArrayLike) -> Floats:
+    """Change of log value over that of log number, from values [2, ...] at two numbers [2]: for whole numbers."""
+    with np.errstate(all="ignore"):
+        change = np.log(values[1] / values[0])
+    first, second = np.asarray(numbers, float)
+    return np.where(np.isfinite(change), change / np.log(second / first), np.nan)
 
 
 def row_of(slope: Slope) -> dict[str, Any]:

@@ -214,8 +214,9 @@ def over_sizes(compared: Compared, sizes: Sequence[float] = SIZES) -> pd.DataFra
 
 def _write(compared: Compared, outputs: Outputs) -> None:
     from dse import plots
-    from dse.plots import sizes, timelines
+    from dse.plots import timelines
     from dse.results.report import trace
+    from dse_collectives import sizes
 
     schedule, topology = compared.chosen.schedule, compared.maker.topology
     outputs.write_text("schedule.yaml", yaml_of(schedule))

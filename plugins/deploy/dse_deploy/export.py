@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dse import plugins
+from dse.config.options import OWN_FLAGS, without_own_folder
 from dse.errors import Problems, pairs
 from dse.results.run_folder import CommandAnswer, writable
 from dse.results.words import cell
@@ -23,11 +25,11 @@ from dse_deploy.planned_step import (
     check_target,
 )
 from dse_deploy.serving_plan import ServingFiles, serving_tree
-from dse_deploy.settings import Tool, Written, tools
+from dse_deploy.settings import Tool, Written, tools, usual
 from simulators.steps.choices import OFF
 from simulators.steps.sites import SERIAL, SITES
 from studies.plan.judged import site_seconds
-from studies.plan.plan_file import Plan, check_plan, leaves_of, read_plan, usual
+from studies.plan.plan_file import Plan, check_plan, leaves_of, read_plan
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,7 +40,8 @@ if TYPE_CHECKING:
 def export(words: Sequence[str]) -> CommandAnswer:
     """`settings export plan=<plan.yaml> to=<tool> [out=<folder>] [parallel.tp=8 ...]`: write the settings of a tool."""
     options = pairs([word for word in words if _is_option(word)], {"plan": "", "to": ""}, optional=["out"])
-    beside, file = [word for word in words if not _is_option(word)], Path(options["plan"])
+    beside = [re.sub("^config_dir=", f"{OWN_FLAGS[0]}=", word) for word in words if not _is_option(word)]
+    file = Path(options["plan"])
     name, tool = tool_named("to", options["to"])
     folder = writable(options.get("out", f"outputs/export/{name}")).folder
     if tool.files[0].format == "msccl":
@@ -47,7 +50,7 @@ def export(words: Sequence[str]) -> CommandAnswer:
         return CommandAnswer(folder, (f"written to {path}",))
     served = serving_tree(file)
     if served is not None:
-        return _export_serving(ServingFiles.of(name, served, beside, file.name), folder)
+        return _export_serving(ServingFiles.of(name, served, without_own_folder(beside), file.name), folder)
     exported = _export_plan(name, file, beside)
     for file_name, part in exported.written.items():
         keep(folder / file_name, part.text)
@@ -86,7 +89,7 @@ def _export_plan(name: str, file: Path, words: Sequence[str]) -> ToolFiles:
 def _check_beside(words: Sequence[str]) -> None:
     """Refuse words that no plan has, where no step is known that they could be of."""
     check, way = Problems(), "name the step, too: model=<name> system=<name> run.mode=<mode>"
-    for word in words:
+    for word in without_own_folder(words):
         if not is_of_plan(word):
             check.add(word.partition("=")[0], "is no value of a plan", way_out=way)
     check.done()

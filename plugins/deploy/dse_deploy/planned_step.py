@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from dse.config.compose import request
+from dse.config.options import own_folder, without_own_folder
 from dse.errors import ConfigError, Problem
 from dse.results.run_folder import Outputs
 from dse.results.words import cell
@@ -59,14 +60,17 @@ class PlannedStep:
         provenance = Outputs(run).read_json("provenance") if (run / "provenance.json").is_file() else None
         if provenance is not None:
             recorded = [word for word in provenance.get("overrides", ()) if not word.startswith("+given.")]
+            recorded = over_step(recorded, step, {})  # whose paths are the same in every working folder
         elif step or any(word.partition("=")[0] in _OF_A_STEP for word in words):
             recorded = ["study=plan", *step]
         else:
             return None
         texts = over_step(recorded, words, {})
+        folder, texts = own_folder(texts), without_own_folder(texts)
         texts += stack_words(texts)
-        folder = None if provenance is None else provenance.get("config_dir")
-        composed = request(texts, Path(folder) if folder else None)
+        if folder is None and provenance is not None and provenance.get("config_dir"):
+            folder = Path(provenance["config_dir"])
+        composed = request(texts, folder)
         if composed.problems:
             raise ConfigError(composed.problems)
         typed = frozenset(text.lstrip("+").partition("=")[0] for text in texts)

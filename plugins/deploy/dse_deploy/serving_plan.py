@@ -25,8 +25,8 @@ from dse.values import Frozen
 from dse_deploy.arguments import plain, scalar
 from dse_deploy.command import texts_of, with_words
 from dse_deploy.reading import read
-from dse_deploy.settings import Setting, Tool, Written, tools, write
-from studies.plan.plan_file import Plan, put_in, usual
+from dse_deploy.settings import Setting, Tool, Written, tools, usual, write
+from studies.plan.plan_file import Plan, put_in
 
 _SECTIONS = ("parallel", "run", "server", "engines")
 _APART = ("prefill", "decode")
@@ -186,17 +186,22 @@ class ServingFiles:
             yield f"engines: {engine_text}: {front}{facts.launch.format(file=path)}"
         software = self.tree["server"].get("name") or self.name
         if software != self.name:
-            yield f"the plan is of {software}; to predict this software: python -m dse serve-plan server={self.name}"
+            yield f"the plan is of {software}; to predict this software, add server={self.name} to its command"
         unsaid = frozenset.intersection(*(part.unsaid for part in self.written.values()))
+        title, by_itself = tools()[self.name].name, _usual_scheduler(self.name)
         for path in sorted(unsaid - {"parallel.ep", *variables}):
             value = get_path(next(iter(self.plans.values())), path)
             if str(value).lower() == str(usual(path)).lower():
                 continue  # what engines do by themselves
-            needed = f": none is needed with a checkpoint in {value}" if path in _OF_CHECKPOINT else ""
-            yield f"no setting for {path} = {value}{needed}"
+            if path in _OF_CHECKPOINT:
+                yield f"{title} needs no setting for {path} = {value} with a checkpoint in {value}"
+            elif value == by_itself.get(path):
+                yield f"{title} needs no setting for {path} = {value}: it is modelled so (conf/server)"
+            else:
+                yield f"{title} has no setting for {path} = {value}"
         overlap = engines.get("overlap", "waited")
         if overlap not in ("waited", *_OVERLAPS):
-            yield f"no setting for engines.overlap = {overlap}"
+            yield f"{title} has no setting for engines.overlap = {overlap}"
 
     def _variables(self) -> dict[str, tuple[str, Any]]:
         """Knobs of the plan that a variable of the environment says, with its name and value."""
@@ -204,6 +209,13 @@ class ServingFiles:
         settings = [setting for setting in overlap_settings(self.name) if setting.read_only]
         chosen = ((setting, setting.values.get(get_path(plan, setting.path))) for setting in settings)
         return {setting.path: (setting.name, value) for setting, value in chosen if value is not None}
+
+
+def _usual_scheduler(name: str) -> dict[str, Any]:
+    """Knobs of the scheduler of a serving software as it comes, by path."""
+    file = option_file("server", name)
+    entries = {} if file is None else load_yaml(file)["scheduler"]
+    return {f"server.scheduler.{key}": value for key, value in entries.items()}
 
 
 def _of_engine(tree: Mapping[str, Any], role: str) -> dict[str, Any]:

@@ -16,19 +16,38 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+from pydantic.fields import FieldInfo
 
 from dse.config.options import load_yaml
 from dse.errors import ConfigError, Problem, Problems
 from dse.space import get_path
 from dse.values import Frozen
 from dse_deploy.user_buffers import LAYERS, METHODS, layers_of, sites_of, with_all_sums
+from simulators.steps.choices import OFF
 from simulators.steps.sites import SERIAL, SITES, read_schedule
-from studies.plan.plan_file import Plan, is_boolean, leaves_of, put_in
+from studies.plan.plan_file import SECTION_MODELS, Plan, leaves_of, put_in
 from studies.plan.stacks import ToolFacts, tool_facts
 
 _TP = "parallel.tp"
 BY_LAYER = "by layer"
 """Schedule of sites that overlap as each layer of user buffers does by itself."""
+
+
+def _field_of(path: str) -> FieldInfo | None:
+    section, _, name = path.partition(".")
+    return SECTION_MODELS[section].model_fields.get(name) if section in SECTION_MODELS else None
+
+
+def _is_boolean(path: str) -> bool:
+    """Tell whether a knob of a plan is true or false."""
+    field = _field_of(path)
+    return field is not None and field.annotation is bool
+
+
+def usual(path: str) -> Any:
+    """The value of a knob where nothing is done: what a tool does that has no setting for it."""
+    field = _field_of(path)
+    return OFF.get(path, None if field is None or field.is_required() else field.default)
 
 
 class Setting(Frozen):
@@ -124,7 +143,7 @@ class Setting(Frozen):
         of_sites = self.path == "sites" and not self.constant and not self.knob
         if self.fact:
             return True in self.values
-        return of_sites or any(isinstance(value, bool) for value in self.values.values()) or is_boolean(self.path)
+        return of_sites or any(isinstance(value, bool) for value in self.values.values()) or _is_boolean(self.path)
 
     def read(self, value: Any, plan: dict[str, Any]) -> bool:
         """Put what a value of the setting means into a plan; whether it means anything. Sites that are there stay."""

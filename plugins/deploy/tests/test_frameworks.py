@@ -30,7 +30,7 @@ from simulators.steps.design import ScheduledDesign
 from simulators.steps.sites import SITES, read_schedule
 from simulators.workloads.model import Optimizer, Parallel
 from studies.plan import given_section
-from studies.plan.plan_file import check_plan, leaves_of, read_plan
+from studies.plan.plan_file import check_plan, leaves_of, read_plan, step_of_run, step_words
 from tests.campaigns.judged import judge_errors
 from tests.support import drawn
 
@@ -315,6 +315,14 @@ def test_what_is_written_is_never_slower_than_what_the_tool_does_by_itself(plan:
     for other in ({"parallel": {"tp": 8}}, plan):
         assert seconds <= float(step.step(exporting.tree(other)).seconds) * (1 + 1e-9)
     assert all(entry.without_s < entry.with_s for entry in left_out)
+
+
+def test_the_step_of_a_plan_is_the_same_in_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.json").touch()
+    (tmp_path / "h100_8").mkdir()  # where the user stands: no file that is meant
+    monkeypatch.chdir(tmp_path)
+    words = step_of_run({"overrides": ["study=plan", "model=mine.json", "system=h100_8"], "config_dir": "."})
+    assert words == [f"--config-dir={tmp_path}", f"model={tmp_path}/mine.json", "system=h100_8"] == step_words(words)
 
 
 def test_defaults_of_a_tool_need_no_setting() -> None:
@@ -971,7 +979,7 @@ def test_overlaps_of_serving_are_set_as_the_answer_of_its_plan_names_them(
         line = f"{option[2:]}: true" if option.startswith("--") else option
         assert (f": {option} " in printed) if is_variable else (f"\n{line}\n" in f"\n{text}")
         assert not re.search(r"no setting for (parallel.(collectives|exchanges)|engines)", printed)
-        assert "no setting for run.weights = fp8: none is needed with a checkpoint in fp8" in printed
+        assert "needs no setting for run.weights = fp8 with a checkpoint in fp8" in printed
         assert "nvls" not in text
         read = ["settings", "import", "settings=theirs", f"from={name}", "serving=true", "out=back.yaml"]
         assert main(read) == 0

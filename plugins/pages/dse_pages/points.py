@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.plots.labels import looks, words
+from dse.results.report import SERIAL
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -140,7 +141,8 @@ def read_points(table: pa.Table, summary: Mapping[str, Any]) -> PagePoints:
     for number, name in enumerate(names):
         kind = {"id": f"c{number}", "name": name, "title": titles[name], "role": _role(name, table, summary)}
         unit, goal = summary.get("units", {}).get(name, ""), summary.get("goals", {}).get(name, "")
-        column, data = _column(table.column(name), rows, {**kind, "unit": unit, "goal": goal})
+        missing = SERIAL if summary.get("declared", {}).get(name) == SERIAL else _MISSING
+        column, data = _column(table.column(name), rows, {**kind, "unit": unit, "goal": goal}, missing=missing)
         if _is_of_use(column):
             columns.append(column)
             values[column.id] = data
@@ -198,7 +200,9 @@ def _role(name: str, table: pa.Table, summary: Mapping[str, Any]) -> str:
     return "relation" if name in summary.get("shown", ()) else "metric"
 
 
-def _column(values: Any, rows: NDArray[Any], named: dict[str, Any]) -> tuple[Column, NDArray[Any]]:
+def _column(
+    values: Any, rows: NDArray[Any], named: dict[str, Any], *, missing: str = _MISSING
+) -> tuple[Column, NDArray[Any]]:
     """Read a column with its values: truths and texts as codes, integers and floats as numbers."""
     import pyarrow.compute as pc
     import pyarrow.types as kinds
@@ -209,10 +213,10 @@ def _column(values: Any, rows: NDArray[Any], named: dict[str, Any]) -> tuple[Col
         return _number_column(values, rows, named)
     coded = values.combine_chunks()
     coded = coded if kinds.is_dictionary(values.type) else coded.dictionary_encode()
-    categories = [str(value) or _MISSING for value in coded.dictionary.to_pylist()]
+    categories = [str(value) or missing for value in coded.dictionary.to_pylist()]
     codes = np.asarray(coded.indices.fill_null(len(categories)).to_numpy(zero_copy_only=False), np.int32)
     if coded.null_count:
-        categories.append(_MISSING)
+        categories.append(missing)
     return Column(**named, categories=tuple(categories)), _choose(codes, rows)
 
 

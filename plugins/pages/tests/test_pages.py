@@ -203,6 +203,15 @@ def test_a_table_of_the_terminal_is_the_same_in_a_page() -> None:
     assert sheet(shown).numeric == (False, True)
 
 
+def test_a_site_without_a_schedule_reads_serial() -> None:
+    table = pa.table({"scenario": ["a", "a"], "sites.ffn_in": ["flux", None], "sites.other": ["x", None]})
+    points = read_points(table, {"declared": {"sites.ffn_in": "serial", "sites.other": "y"}})
+    assert {c.name: c.categories for c in points.columns[1:]} == {
+        "sites.ffn_in": ("flux", "serial"),
+        "sites.other": ("x", "–"),
+    }
+
+
 def test_titles_of_columns_are_words_and_never_the_same_twice() -> None:
     table = some_points(20, ["a", "b"]).assign(**{"other.chunks": 3})
     points = read_points(pa.Table.from_pandas(table, preserve_index=False), SUMMARY)

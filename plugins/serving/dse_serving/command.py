@@ -44,7 +44,9 @@ def serve_plan(words: Sequence[str]) -> CommandAnswer:
         if path.removeprefix("slo.") not in Slo.model_fields:
             way = did_you_mean(path, [f"slo.{name}" for name in Slo.model_fields])
             check.add(path, "is no limit", value=pairs[path], way_out=way)
-    slo = check.model(Slo, {path.removeprefix("slo."): _value(text) for path, text in pairs.items()}, path="slo")
+    limits = {path.removeprefix("slo."): _value(text) for path, text in pairs.items()}
+    known = {name: value for name, value in limits.items() if name in Slo.model_fields}  # others were noted
+    slo = check.model(Slo, known, path="slo")
     arrivals = _arrivals(typed)
     for path, kinds in _COUNTS.items():
         if arrivals not in kinds and any(word.startswith((f"{path}=", f"{path}.")) for word in typed):
@@ -52,8 +54,8 @@ def serve_plan(words: Sequence[str]) -> CommandAnswer:
             check.add(path, f"does not count with traffic.arrivals={arrivals}", way_out=way)
     check.done()
     assert slo is not None
-    limits = {name: getattr(slo, name) for name in _LIMITED if getattr(slo, name) is not None}
-    more = [f"+study.limits.{name}.high={value!r}" for name, value in limits.items()]
+    high = {name: getattr(slo, name) for name in _LIMITED if getattr(slo, name) is not None}
+    more = [f"+study.limits.{name}.high={value!r}" for name, value in high.items()]
     chosen = any(word.startswith(("engines.replicas=", "space.", "+space.")) for word in typed)
     more += [f"traffic.arrivals={arrivals}"] if arrivals == "trace" else []
     if arrivals != "closed" and not chosen:  # the rate is plans: how many engines is the question

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dse.plots import Axis, FigureSheet, Frame, fronts, tables, timelines
+from dse.values.units import with_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +29,7 @@ def interactivity(points: pd.DataFrame) -> FigureSheet:
     title = f"At most {best['tokens_per_s_per_gpu']:,.0f} tokens/s a GPU within the limits, with {best['split']}"
     axes = [Axis("tokens_per_s_per_user", "tokens/s a user"), Axis("tokens_per_s_per_gpu", "tokens/s a GPU")]
     note = "each point is a deployment under one traffic; means over requests"
+    note += "" if points["inside"].all() else "; what exceeds a limit is on no front"
     return fronts.pareto(points, axes, by="split", frame=Frame(title, note))
 
 
@@ -78,8 +80,8 @@ def goodput(runs: Mapping[str, ServingRun], name: str, slo: Slo) -> FigureSheet:
     table, words = pd.DataFrame(rows), "to the first token" if swept == "ttft_s" else "of a later token"
     half = table[table["limit_s"] <= np.median(limits)]
     best = half.iloc[int(half["rate"].argmax())]
-    title = f"{best['split']} serves most within a time {words} of {best['limit_s']:.3g} s"
-    axes = Axis("limit_s", f"limit of the time {words}", "s"), Axis("rate", "goodput a GPU", "1/s")
+    title = f"{best['split']} serves most within a time {words} of {with_prefix(best['limit_s'], 'second')}"
+    axes = Axis("limit_s", f"limit of the time {words}", "s"), Axis("rate", "requests a GPU within the limits", "1/s")
     return tables.curves(table, axes[0], y=axes[1], by="split", frame=Frame(title, "a limit holds for each request"))
 
 

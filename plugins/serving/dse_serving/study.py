@@ -18,6 +18,7 @@ from dse.results.decisions import read_decision
 from dse.results.run_folder import FinishedRun, Outputs
 from dse.results.words import cell
 from dse.space import get_path
+from dse.values.units import with_prefix
 from dse_serving import figures as serving_figures
 from dse_serving.backend import ServingBackend
 from dse_serving.certainty import MORE, decide
@@ -222,7 +223,7 @@ def tighter_limits(inside: pd.DataFrame, best: Mapping[Any, Any]) -> Iterator[st
         if len(faster):
             rival = best_of(faster)
             lost = 100 * (1 - rival[_RATE] / best[_RATE])
-            yield f"below a {words} of {cell(best[name], 's')}: {rival['split']} at {lost:.0f} % fewer tokens/s a GPU"
+            yield f"for a {words} below {cell(best[name], 's')}: {rival['split']}, {lost:.0f} % fewer tokens/s a GPU"
 
 
 def apart_or_together(inside: pd.DataFrame) -> Iterator[str]:
@@ -283,7 +284,7 @@ def how_sure(config: Mapping[str, Any], best: Mapping[Any, Any]) -> Iterator[str
     served, share = ServingBackend().serve(design), float(design.slo.percentile)
     for words, values in (("first", served.ttft_s), ("later", served.tpot_s)):
         low, high = percentile_interval(values, share)
-        times = f"{cell(low, 's')} {'or more' if np.isinf(high) else 'to ' + cell(high, 's')}"
+        times = f"{_end(low)} {'or more' if np.isinf(high) else 'to ' + _end(high)}"
         yield f"{words} tokens at {100 * share:g} %: {times} (95 %, {len(values)} requests)"
     flags = " ".join(f"{flag} {get_path(_values(design), path)}" for path, flag in design.server.flags.items())
     if flags:
@@ -296,7 +297,7 @@ def with_errors(config: Mapping[str, Any], summary: Mapping[str, Any], best: Map
     if entry is None or decision is None or "ranges" not in entry:
         return
     low, high = entry["ranges"][_RATE]
-    times = (f"{words} {cell(ends[0], 's')} to {cell(ends[1], 's')}" for words, ends in _ranges(entry))
+    times = (f"{words} {_end(ends[0])} to {_end(ends[1])}" for words, ends in _ranges(entry))
     basis = ", ".join(f"{kind} by {text}" for kind, text in decision.basis.items())
     yield f"with errors of predictions (90 %): {low:,.0f} to {high:,.0f} tokens/s a GPU, {', '.join(times)} ({basis})"
     rival = f"; else mostly {decision.rival}" if decision.rival else ""
@@ -308,6 +309,11 @@ def with_errors(config: Mapping[str, Any], summary: Mapping[str, Any], best: Map
         answer = f"{split} is the best" if split else "none of these is within the limits"
         same = "no other split" if split == best["split"] else answer
         yield f"with {MORE:g} times as many {words}: {same}"
+
+
+def _end(seconds: float) -> str:
+    """An end of an interval, in three digits: it is no better known."""
+    return with_prefix(float(seconds), "second")
 
 
 def _ranges(entry: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[float]]]:

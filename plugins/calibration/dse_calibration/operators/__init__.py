@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from dse.config.options import conf_dir
 from dse.plots import Draw, FigureSheet, Frame
@@ -20,9 +21,10 @@ from dse_calibration.backend import rows_of, tables
 from dse_calibration.calibrate import large_median, table_of, told_errors
 from dse_calibration.measurements import FLOAT_BYTES
 from dse_calibration.predictions import MODELS, Errors, PredictedRows, predicted_by
-from simulators.costs.collective import Group, collective_cost, copy_phases
+from simulators.costs.collective import Group, collective_cost
 from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
+from simulators.hardware.parts import CopyTimes
 from simulators.hardware.schedule_system import ScheduleSystem
 from studies.common.facts import read_rows
 from studies.plain import Plain
@@ -30,6 +32,7 @@ from studies.plain import Plain
 if TYPE_CHECKING:
     import pandas as pd
 
+Floats = NDArray[np.float64]
 _OVERLAP_SYSTEM = "mi300x_8"  # whose collectives and copies the hardware claims are about
 _LOW_LATENCY = 4.0  # factor by which the protocol for short messages lowers latency (`simulators.costs.collective`)
 _CHANNELS = (4, 8, 16, 32, 64)
@@ -216,7 +219,7 @@ def _mi300x() -> dict[str, ClaimResult]:
         findings[f"hardware.mi300x_ag_perlink_{channels}ch"] = ClaimResult(rate, text, _OTHER_COLLECTIVE)
     assert gpu.dma.phases is not None
     for name, size in _COPIES.items():
-        shares = copy_phases(size, gpu.dma.phases, node.link_bytes_per_s).shares
+        shares = _copy_phases(size, gpu.dma.phases, node.link_bytes_per_s).shares
         split = tuple(float(100 * share) for share in shares)
         derived = _input_finding(split, "the phases were derived from this row")
         findings[f"hardware.dma_phase_{name}"] = derived if name == "1KB" else ClaimResult(split)
@@ -296,6 +299,36 @@ def _scaling_error(gemms: PredictedRows | None) -> ClaimResult:
     return ClaimResult(
         float(errors.mean()), text, cause="the source does not give the point that the published value is scaled from"
     )
+
+
+@dataclass(frozen=True)
+class _CopyPhases:
+    """Time [s] of the phases of one copy by a DMA engine; arrays over sizes."""
+
+    control_s: Floats
+    schedule_s: Floats
+    copy_s: Floats
+    sync_s: Floats
+
+    @property
+    def seconds(self) -> Floats:
+        """Total time [s]."""
+        return self.control_s + self.schedule_s + self.copy_s + self.sync_s
+
+    @property
+    def shares(self) -> Floats:
+        """Share of each phase, [..., 4], in the order of the fields."""
+        parts = np.stack(np.broadcast_arrays(self.control_s, self.schedule_s, self.copy_s, self.sync_s), axis=-1)
+        return np.asarray(parts / self.seconds[..., None])
+
+
+def _copy_phases(size_bytes: ArrayLike, times: CopyTimes, link_bytes_per_s: ArrayLike) -> _CopyPhases:
+    """Phases of copies by size: all phases but the copy itself take the same time for all sizes (derived)."""
+    size = np.asarray(size_bytes, float)
+    copy = times.copy_s + size / np.asarray(link_bytes_per_s)  # first byte
+    fixed = (np.full(size.shape, value) for value in (times.control_s, times.schedule_s, times.sync_s))
+    control, schedule, sync = fixed
+    return _CopyPhases(control, schedule, copy, sync)
 
 
 STUDY = Operators()

@@ -18,12 +18,13 @@ from dse.results.claims import ClaimResult
 from dse.results.run_folder import FinishedRun
 from dse.space import Case
 from dse_papers import throughput
+from dse_papers.bases import legal_base
 from simulators.steps.backend import iteration
 from simulators.steps.design import StepDesign
 from simulators.steps.epoch import METRICS as EPOCH_METRICS
 from simulators.steps.measures import METRICS
 from simulators.steps.operators import Product
-from studies.common.iterations import legal_base, step_tree
+from studies.common.iterations import step_tree
 from studies.plain import Plain, extremes, reach
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from dse.results.claims import ClaimResult
 from dse.results.run_folder import FinishedRun
 from dse.space import Case
 from dse.values import put_all
+from dse_papers.bases import legal_base
 from dse_papers.jitq import numerics
 from dse_papers.jitq.capacity import Base, Copies, grid
 from simulators.hardware.machine import merged, tree_of
@@ -30,7 +31,7 @@ from simulators.steps.design import StepDesign
 from simulators.steps.task_graph import WAITING, intervals
 from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.common.facts import facts
-from studies.common.iterations import legal_base, step_tree
+from studies.common.iterations import step_tree
 from studies.plain import Plain, extremes, reach
 
 if TYPE_CHECKING:

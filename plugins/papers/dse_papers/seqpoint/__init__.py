@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from dse.config.options import conf_dir
 from dse.errors import ConfigError
 from dse.plots import Axis, Draw, FigureSheet, Frame, predictions, tables
-from dse.plots.labels import number
+from dse.plots.canvas import mark_handle, plain_ticks, sheet
+from dse.plots.labels import INK, looks, number, scale
 from dse.results.claims import ClaimResult
 from dse.results.run_folder import FinishedRun
 from dse.space import Case
@@ -305,7 +306,28 @@ def _representatives(epochs: Mapping[str, _Epoch]) -> FigureSheet:
     )
     y, weight = Axis("seconds", "time of an iteration", "s"), Axis("weight", "area: iterations that it stands for")
     x, frame = Axis("length", "sequence length"), Frame(title, panel="panel")
-    return tables.marked_lines(pd.concat(parts), x, y=y, weight=weight, frame=frame)
+    return _marked_lines(pd.concat(parts), x, y=y, weight=weight, frame=frame)
+
+
+def _marked_lines(rows: pd.DataFrame, x: Axis, *, y: Axis, weight: Axis, frame: Frame) -> FigureSheet:
+    """Plot a line over x in each panel, with a mark of area `weight` at the rows that have one."""
+    groups, note = frame.panels(rows, y.column)
+    drawn = sheet(len(groups), Frame(frame.title, note), height=1.7, columns=2)
+    units = scale(x, rows[x.column]), scale(y, rows[y.column])
+    chosen = looks(["all", weight.label])
+    for place, (panel, (name, group)) in enumerate(zip(drawn.panels, groups.items(), strict=True)):
+        line = group.sort_values(x.column)
+        places = line[x.column] * units[0].factor, line[y.column] * units[1].factor
+        panel.plot(*places, color="#8c8c8c", lw=1.2)
+        areas = 10 + 90 * line[weight.column] / float(line[weight.column].max())
+        look = chosen[weight.label]
+        panel.scatter(*places, s=areas, color=look.colour, alpha=0.7, edgecolors=INK, lw=0.4, zorder=3)
+        plain_ticks(panel.xaxis, units[0])
+        plain_ticks(panel.yaxis, units[1])
+        drawn.name(place, name)
+    drawn.xlabel, drawn.ylabel = units[0].title, units[1].title
+    drawn.legend([mark_handle(weight.label, marker="o", color=chosen[weight.label].colour, mec=INK, mew=0.4)])
+    return drawn
 
 
 def _bounds(epochs: Mapping[str, _Epoch]) -> FigureSheet:
