@@ -77,8 +77,8 @@ def test_the_tasks_and_laws_of_a_node_are_told_before_it_is_lowered(schedule: st
         pattern=pattern,
     )
     graph = NODE._simulation.lower(point)
-    made = graph.num_tasks + len(graph.slowed)
-    assert made <= NODE.num_tasks(point) <= 2 * made
+    lowered = graph.num_tasks + len(graph.slowed)
+    assert lowered <= NODE.num_tasks(point) <= 2 * lowered
 
 
 @pytest.mark.slow
@@ -86,8 +86,8 @@ def test_the_tasks_and_laws_of_a_node_are_told_before_it_is_lowered(schedule: st
 @given(graph=graphs(), seed=st.integers(0, 2**32))
 def test_classes_that_a_law_names_and_all_classes_asked_anew_come_to_the_same(graph: TaskGraph, seed: int) -> None:
     prepared, table = varied(reduce_graph(graph).graph, seed, designs=2)
-    asked = kernel_rows(prepared, table, many_classes.run)
+    all_anew = kernel_rows(prepared, table, many_classes.run)
     with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
         patch.setattr(many_classes, "_FEW", 0)
         named = kernel_rows(prepared, table, dispatcher_of(many_classes.run).py_func)
-    np.testing.assert_allclose(named, asked, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(named, all_anew, rtol=1e-9, atol=1e-12)
