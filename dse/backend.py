@@ -314,7 +314,7 @@ class Backend:
         return False
 
     def num_tasks(self, design: BaseModel) -> int:
-        """Number of tasks that one run of a design simulates, on every machine the same; 1 by default."""
+        """Number of tasks, and laws between them, that one run of a design simulates, on any machine; 1 by default."""
         return 1
 
     def screen(self, batches: Sequence[Batch]) -> list[Results]:

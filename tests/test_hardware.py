@@ -101,8 +101,8 @@ def test_everything_that_a_machine_lacks_is_told_at_once_by_its_path(view: type[
 
 
 def test_a_number_that_a_backend_takes_no_larger_is_refused_by_its_path() -> None:
-    tree = machine.merged(shipped("system")["mi300x_8"], {"node": {"num_gpus": 65}})
-    with pytest.raises(ConfigError, match=r"system\.node\.num_gpus = 65: must be less than or equal to 64"):
+    tree = machine.merged(shipped("system")["mi300x_8"], {"node": {"num_gpus": 145}})
+    with pytest.raises(ConfigError, match=r"system\.node\.num_gpus = 145: must be less than or equal to 144"):
         ScheduleSystem.of(tree)
 
 

@@ -176,7 +176,7 @@ class Fidelity(Frozen):
     near: relative excess over the front, in the worst objective, up to which points are promoted. sample: points of a
     scenario that are drawn at random beside them. most: points of a scenario promoted to a level, the sample not
     counted; a quarter is kept for where levels disagree. rounds: how often these are sought. most_tasks: a level
-    whose points have more tasks in all is left out, with the reason; null for no bound.
+    whose points have more tasks and contention laws in all is left out, with the reason; null for no bound.
     """
 
     name: str

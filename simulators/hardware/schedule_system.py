@@ -36,7 +36,7 @@ class ScheduleSystem(View):
         *("gpu.fitted_on", "gpu.peak_cus", "gpu.stream_efficiency", "gpu.clock"),
         *("node.num_gpus", "node.hop_latency_s", "node.library", "node.in_switch", "fabric"),
     )
-    most: ClassVar[Mapping[str, int]] = {"node.num_gpus": 64}
+    most: ClassVar[Mapping[str, int]] = {"node.num_gpus": 144}  # twice a rack; work grows with their square
     only_for: ClassVar[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "gemm": dict.fromkeys(("fitted", "own"), _OF_FITTED),
         "collective": {"library": ("node.library",)},

@@ -90,7 +90,7 @@ class OverlapBackend(Backend):
         return isinstance(design.schedule, ScheduleKnobs) and design.schedule.searches
 
     def num_tasks(self, design: BaseModel) -> int:
-        """Tasks of the graph that a design lowers to, those of one GPU for each; none where it breaks a rule."""
+        """Tasks and contention laws of a design, those of one GPU for each; none where it breaks a rule."""
         assert isinstance(design, OverlapDesign)
         return 0 if self.problems(design) else self._simulation.num_tasks(self.settle(design))
 

@@ -30,7 +30,7 @@ from simulators.taskgraph.symmetry import Quotient, patterns, reduce_graph
 from simulators.taskgraph.timeline import Engine, ForeignEngine, Refusals, Timeline, losses
 from simulators.workloads.operators import Gemm
 
-_WHOLE_VERSION = "1"  # of the parts that only whole nodes use; raise it with every change that alters a result
+_WHOLE_VERSION = "2"  # of the parts that only whole nodes use; raise it with every change that alters a result
 _MOST_GRAPHS, _MOST_NUMBERS = 256, 1 << 16  # that are kept until they are evaluated, and numbers of one: 512 KiB
 _MOST_CELLS = 1 << 20  # designs times tasks of whole nodes whose timelines are in memory at once: 8 MiB an array
 _Measure = Callable[[Engine, TaskGraph], tuple[dict[str, Floats], Refusals | None]]
@@ -64,10 +64,13 @@ class OverlapSimulation:
             return design.schedule.lower(self.system(design.system), design.workload)
 
     def num_tasks(self, design: OverlapDesign) -> int:
-        """Tasks of a design: of a whole node as if every GPU had those of the representative one."""
+        """Tasks and contention laws of a design: of a whole node for each GPU, with laws for each GEMM chunk."""
         with attributed(design.schedule, "lower"):
-            tasks = design.schedule.lower(design.system, design.workload).num_tasks
-        return tasks if self._imbalance is None else tasks * design.system.node.num_gpus
+            graph = design.schedule.lower(design.system, design.workload)
+        if self._imbalance is None:
+            return graph.num_tasks + len(graph.slowed)
+        chunks = np.bincount(graph.group[graph.of_kind("gemm")] + 1, minlength=len(graph.groups) + 1)[1:]
+        return (graph.num_tasks + int(chunks[graph.slowed].sum())) * design.system.node.num_gpus
 
     def neutral_graph(self, design: OverlapDesign) -> TaskGraph | None:
         """What `same_timeline` has lowered for these neutral designs, whatever their names; None for others."""

@@ -396,7 +396,8 @@ class GraphBuilder:
         tasks = self._tasks
         uses = [(index, resource) for index, task in enumerate(tasks) for resource in task.uses]
         # groups that no law names have no index
-        groups = list(dict.fromkeys(name for pair in self._slowed for name in pair))
+        names = dict.fromkeys(name for pair in self._slowed for name in pair)
+        groups = {name: place for place, name in enumerate(names)}
         return {
             "tasks": tuple(task.name for task in tasks),
             "kinds": tuple(task.kind for task in tasks),
@@ -414,9 +415,9 @@ class GraphBuilder:
             "priority": _ints([task.priority for task in tasks]),
             "consumer": _ints([task.consumer for task in tasks]),
             "members": np.ones(len(tasks), np.int32),  # `symmetry` folds tasks later
-            "group": _ints([groups.index(task.group) if task.group in groups else -1 for task in tasks]),
+            "group": _ints([groups.get(task.group, -1) for task in tasks]),
             "gpu": _ints([task.gpu for task in tasks]),
-            "slowed": _ints([groups.index(name) for pair in self._slowed for name in pair]).reshape(-1, 2),
+            "slowed": _ints([groups[name] for pair in self._slowed for name in pair]).reshape(-1, 2),
         }
 
 

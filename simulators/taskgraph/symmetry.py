@@ -15,6 +15,7 @@ are not merged, because their factors multiply.
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -292,11 +293,13 @@ def _refine_colours(graph: TaskGraph) -> tuple[Hashes, Hashes, Hashes]:
 
 def _ranks(graph: TaskGraph) -> NDArray[np.intp]:
     """Place of each group among those on the GPU of its first task; among all groups if a law crosses GPUs."""
-    firsts = [np.flatnonzero(graph.group == group)[:1] for group in range(len(graph.groups))]
-    gpus = [int(graph.gpu[tasks[0]]) if tasks.size else -1 for tasks in firsts]
-    across = any(gpus[slow] != gpus[cause] for slow, cause in graph.slowed.tolist())
+    gpus, grouped = np.full(len(graph.groups), -1), np.flatnonzero(graph.group >= 0)[::-1]
+    gpus[graph.group[grouped]] = graph.gpu[grouped]  # from the last to the first, which stays
+    if np.any(gpus[graph.slowed[:, 0]] != gpus[graph.slowed[:, 1]]):
+        return np.arange(len(gpus))
     # the same place on each GPU, so that groups of different GPUs may merge
-    return np.array([place if across else gpus[:place].count(gpu) for place, gpu in enumerate(gpus)], np.intp)
+    places: dict[int, Iterator[int]] = defaultdict(itertools.count)
+    return np.array([next(places[gpu]) for gpu in gpus.tolist()], np.intp)
 
 
 def _labels(graph: TaskGraph) -> Hashes:

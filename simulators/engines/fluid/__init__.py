@@ -213,8 +213,9 @@ def _machine(graph: TaskGraph, classes: Classes) -> tuple[NDArray[Any], ...]:
 
 
 def _law(graph: TaskGraph, classes: Classes) -> tuple[NDArray[Any], ...]:
-    """Group of each class, and of each law the pair (slowed group, group that slows it) and the factor's column."""
-    return graph.group[classes.first], graph.slowed, graph.at["factor"]
+    """Group of each class; of each law, by slowed group: it with the group that slows it, and the factor's column."""
+    order = np.argsort(graph.slowed[:, 0], kind="stable")  # stable: factors of a group multiply in the order given
+    return graph.group[classes.first], graph.slowed[order], graph.at["factor"][order]
 
 
 ENGINE = FluidEngine()

@@ -13,6 +13,7 @@ from simulators.compiled import compile_lazily
 from simulators.taskgraph.graph import Floats
 
 Indices = NDArray[np.uint32]
+_FEW = 1 << 11  # classes of which all are asked anew when a law begins or ends to act; of more, those that it names
 
 
 @compile_lazily
@@ -66,9 +67,16 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
     while leaves < classes:
         leaves *= 2
     soonest, champion, stack = np.empty(2 * leaves), np.empty(2 * leaves, np.uint32), np.empty(128, np.uint32)
-    touched, is_touched = np.empty(classes, np.uint32), np.zeros(classes, np.bool_)
+    # one entry to spare: an append writes before it knows whether it counts
+    touched, is_touched = np.empty(classes + 1, np.uint32), np.zeros(classes, np.bool_)
     shifted, is_shifted = np.empty(classes, np.uint32), np.zeros(classes, np.bool_)
     active = np.zeros(2 * laws, np.int64)  # active classes of each group; a law names two groups
+    # laws come by the group that they slow; here also by the one that slows it, and classes by their group
+    groups = np.arange(2 * laws + 1)
+    by_cause, by_group = np.argsort(slowed[:, 1]), np.argsort(group_of)
+    law_ptr, cause_ptr = np.searchsorted(slowed[:, 0], groups), np.searchsorted(slowed[by_cause, 1], groups)
+    member_ptr = np.searchsorted(group_of[by_group], groups)
+    flipped = np.empty(classes, np.uint32)  # groups that became active or idle: one for each class at most
     # resources: users, load if all ran at their bounds, and the active uses of each as a linked list
     users, load = np.empty(resources, np.int64), np.empty(resources)
     over, dirty, is_dirty = np.empty(resources, np.bool_), np.empty(resources, np.uint32), np.zeros(resources, np.bool_)
@@ -82,7 +90,6 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
     queue, first, last = np.empty(tasks, np.uint32), np.empty(pools, np.uint32), np.empty(pools, np.uint32)
     # instant in which a task became ready, and free slots of each pool
     since, free = np.empty(tasks, np.int64), np.empty(pools, np.int64)
-    # one entry to spare: an append writes before it knows whether it counts
     done, ready = np.empty(tasks, np.uint32), np.empty(tasks + 1, np.uint32)
     # tasks of each kind in flight, and since when there are any
     running, begun = np.zeros(kinds, np.int64), np.empty(kinds)
@@ -162,7 +169,7 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     for i in range(num_ready):
                         task = ready[i]
                         pool = info[task, 0]
-                        if pool == none:
+                        if pool == none or pending[task] > zero:  # it needs no slot, or has one
                             ready[keep] = task
                             keep += 1
                         else:
@@ -186,16 +193,17 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                             free[pool] -= 1
                 for i in range(num_ready):
                     task = ready[i]
-                    issued[task] = now
-                    kind = info[task, 4]
-                    if running[kind] == 0:
-                        begun[kind] = now
-                    running[kind] += 1
-                    if info[task, 6] != none:
-                        level += row[info[task, 6]]
-                        if info[task, 7] != none:  # without a consumer, staged bytes are never freed
-                            freed_bytes[info[task, 7]] += row[info[task, 6]]
-                    delay, work = row[info[task, 3]], row[info[task, 2]]
+                    delay, work = 0.0, row[info[task, 2]]
+                    if pending[task] == zero:  # else it was issued before its delay
+                        issued[task], delay = now, row[info[task, 3]]
+                        kind = info[task, 4]
+                        if running[kind] == 0:
+                            begun[kind] = now
+                        running[kind] += 1
+                        if info[task, 6] != none:
+                            level += row[info[task, 6]]
+                            if info[task, 7] != none:  # without a consumer, staged bytes are never freed
+                                freed_bytes[info[task, 7]] += row[info[task, 6]]
                     if delay > 0.0:
                         key = now + delay
                         at = num_later
@@ -231,10 +239,9 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                         size[g] += unit
                         updated[g] = now
                         change[g] += 1
-                        if not is_touched[g]:
-                            is_touched[g] = True
-                            touched[num_touched] = g
-                            num_touched += 1
+                        touched[num_touched] = g
+                        num_touched += not is_touched[g]
+                        is_touched[g] = True
                     else:  # neither delay nor work: it ends in this instant, which takes another round
                         done[num_done] = task
                         num_done += 1
@@ -244,8 +251,7 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
             peak = max(peak, level)
 
             # ---- classes whose count changed, and those that a contention law therefore slows or speeds up
-            num_shifted = 0
-            flipped = False
+            num_shifted = num_flipped = 0
             for i in range(num_touched):
                 g = touched[i]
                 delta = change[g]
@@ -258,12 +264,14 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                 shifted[num_shifted] = g
                 num_shifted += 1
                 # the class itself became active or idle, which may switch its group
-                if laws > 0 and group_of[g] != none and (old == 0 or count[g] == 0):
+                if group_of[g] != none and (old == 0 or count[g] == 0):
                     group = group_of[g]
                     before_it = active[group]
                     active[group] += 1 if old == 0 else -1
-                    # the group became active or idle: caps of other groups may change
-                    flipped = flipped or before_it == 0 or active[group] == 0
+                    # the group became active or idle: caps of other groups change
+                    if before_it == 0 or active[group] == 0:
+                        flipped[num_flipped] = group
+                        num_flipped += 1
                 for v in range(use_ptr[g], use_ptr[g + unit]):
                     res = use_res[v]
                     users[res] += delta
@@ -280,13 +288,23 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                             head[res] = after[v]
                         if after[v] != none:
                             before[after[v]] = before[v]
-            if flipped:
+            if num_flipped > 0 and classes <= _FEW:
                 # which classes the law names is not asked: flips are rare, and an equal bound changes nothing below
                 for other in range(classes):
                     if count[other] > 0 and group_of[other] != none and not is_shifted[other]:
                         is_shifted[other] = True
                         shifted[num_shifted] = other
                         num_shifted += 1
+                num_flipped = 0
+            for i in range(num_flipped):
+                for law in range(cause_ptr[flipped[i]], cause_ptr[flipped[i] + unit]):
+                    group = slowed[by_cause[law], 0]
+                    for member in range(member_ptr[group], member_ptr[group + unit]):
+                        other = by_group[member]
+                        if count[other] > 0 and not is_shifted[other]:
+                            is_shifted[other] = True
+                            shifted[num_shifted] = other
+                            num_shifted += 1
 
             # ---- their bounds, and the load of the resources they use
             num_dirty = 0
@@ -294,9 +312,9 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                 g = shifted[i]
                 is_shifted[g] = False
                 best = cap[g]
-                if laws > 0 and group_of[g] != none:
-                    for s in range(laws):
-                        if slowed[s, 0] == group_of[g] and active[slowed[s, 1]] > 0:
+                if group_of[g] != none:  # then there are laws
+                    for s in range(law_ptr[group_of[g]], law_ptr[group_of[g] + unit]):
+                        if active[slowed[s, 1]] > 0:
                             best *= row[factor_at[s]]
                 members = max(count[g], 1)  # an idle class keeps a finite bound, and adds no load
                 for v in range(use_ptr[g], use_ptr[g + unit]):
@@ -319,10 +337,9 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                             is_dirty[res] = True
                             dirty[num_dirty] = res
                             num_dirty += 1
-                    if not is_touched[g]:
-                        is_touched[g] = True
-                        touched[num_touched] = g
-                        num_touched += 1
+                    touched[num_touched] = g
+                    num_touched += not is_touched[g]
+                    is_touched[g] = True
 
             # ---- the part of the machine whose rates can change: resources over-subscribed before or now
             num_part = num_parties = 0
@@ -432,10 +449,9 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                             updated[g] = now
                         rate[g] = fresh[g]
                         pace[g] = 1.0 / fresh[g] if fresh[g] > 0.0 else inf  # a quotient once, a product at each end
-                        if not is_touched[g]:
-                            is_touched[g] = True
-                            touched[num_touched] = g
-                            num_touched += 1
+                        touched[num_touched] = g
+                        num_touched += not is_touched[g]
+                        is_touched[g] = True
             for i in range(num_part):
                 in_part[part[i]] = False
             for i in range(num_touched):
@@ -505,10 +521,9 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                 if size[g] > zero:  # what is left has progressed at the rate that held until now
                     virtual[g] += rate[g] * (now - updated[g])
                     updated[g] = now
-                if not is_touched[g]:
-                    is_touched[g] = True
-                    touched[num_touched] = g
-                    num_touched += 1
+                touched[num_touched] = g
+                num_touched += not is_touched[g]
+                is_touched[g] = True
                 if height == 0:
                     break
                 height -= 1
@@ -531,34 +546,10 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     at = below
                 later_key[at] = key
                 later_task[at] = moved
-                work = row[info[task, 2]]
-                if work > 0.0:
-                    g = info[task, 1]
-                    base = class_ptr[g]
-                    if size[g] == zero:
-                        virtual[g] = 0.0
-                        heap_key[base] = work
-                        heap_task[base] = task
-                    else:
-                        virtual[g] += rate[g] * (now - updated[g])
-                        key = virtual[g] + work
-                        slot = size[g]
-                        while slot > zero:
-                            up = (slot - unit) >> unit
-                            if heap_key[base + up] <= key:
-                                break
-                            heap_key[base + slot] = heap_key[base + up]
-                            heap_task[base + slot] = heap_task[base + up]
-                            slot = up
-                        heap_key[base + slot] = key
-                        heap_task[base + slot] = task
-                    size[g] += unit
-                    updated[g] = now
-                    change[g] += 1
-                    if not is_touched[g]:
-                        is_touched[g] = True
-                        touched[num_touched] = g
-                        num_touched += 1
+                if row[info[task, 2]] > 0.0:
+                    pending[task] = none  # its work begins in the next round
+                    ready[num_ready] = task
+                    num_ready += 1
                 else:
                     done[num_done] = task
                     num_done += 1
