@@ -36,6 +36,8 @@ METRICS: Mapping[str, Metric] = {
     "bus_turns": Metric("fraction", "turns of a channel's bus over requests", high=1.0),
     "bus_busy": Metric("fraction", "share of the time in which buses move data", high=1.0 + 1e-9),
     "tracker_spills": Metric("entry", "entries that the tracker evicted or took back"),
+    "queue_found": Metric("request", "requests that one of the GEMM finds in a queue in the first stage, on average"),
+    "rule_threshold": Metric("request", "threshold of waiting requests that T3's arbitration takes then"),
     "tracker_entries": Metric("entry", "largest number of the tracker's entries in use"),
     "cost_proxy": Metric("relative", "hardware cost relative to the reference system"),
 }
@@ -161,6 +163,8 @@ def measure(outcome: Outcome) -> dict[str, float]:
         "bus_turns": outcome.turns,
         "bus_busy": outcome.busy,
         "tracker_spills": float(outcome.spills),
+        "queue_found": outcome.occupancy,
+        "rule_threshold": float(outcome.rule),
         "tracker_entries": float(outcome.peak_entries),
     }
 

@@ -29,8 +29,10 @@ class Controller(SourcedValue):
     address of a byte in its channel, lowest first; the bits between them count the bytes of a row. store_buffer: stores
     of the GEMM that its reads may overtake at a channel. window_bytes: that a DMA command has in flight. wavefronts: of
     a workgroup, each with a region of the tracker: the ways of its sets. sampled_channels: of all channels, which are
-    alike where addresses are hashed; they are simulated, and stand for the others. lockstep: whether CUs wait for one
-    another before they take their next tiles, as the fluid model has it.
+    alike where addresses are hashed; they are simulated, with their slices of the cache, and stand for the others.
+    lockstep: whether CUs wait for one another before they take their next tiles, as the fluid model has it.
+    cache_hit_s: from a CU's request to what the cache holds. thresholds: of waiting requests, from which arbitration
+    chooses where a schedule gives none.
     """
 
     name: str
@@ -42,6 +44,8 @@ class Controller(SourcedValue):
     lockstep: bool
     bank_bits: tuple[Annotated[Integer, Field(ge=6, le=24)], ...]
     store_buffer: Annotated[Integer, Field(ge=0, le=10**9)]
+    cache_hit_s: Annotated[Seconds, Field(ge=0, le=1e-5)]
+    thresholds: tuple[Annotated[Integer, Field(ge=1, le=1024)], ...]
     window_bytes: Annotated[Bytes, Field(ge=4096)]
     wavefronts: Annotated[Integer, Field(ge=1, le=16)]
     sampled_channels: Annotated[Integer, Field(ge=1, le=128)]

@@ -1,0 +1,67 @@
+"""The last-level cache: slices at each channel, sets of ways, lines of two requests, least recently used first.
+
+A request that is not there takes the line used longest ago, whose requests that were stored go to DRAM then
+(write-back, allocate on a miss). A store takes its line without a read, and other halves of a line are read when they
+are asked for, as sectors of public configurations of GPGPU-Sim are. At the end of a kernel what is left is written
+back, as other GPUs read it.
+"""
+
+from __future__ import annotations
+
+from dse_near_memory import arbiter
+from dse_near_memory.state import LOOK_UPS, Rules, State, Work
+from simulators.compiled import inline_always, inline_never
+
+
+@inline_always
+def take_line(where: int, line: int, w: Work, s: State, r: Rules) -> int:
+    """Way of a set that holds a line, which is the newest of the set from now on."""
+    oldest, way = 0, -1
+    for place in range(r.cache_ways):
+        if s.cache_line[where, place] == line:
+            way = place
+        if s.cache_used[where, place] < s.cache_used[where, oldest]:
+            oldest = place
+    if way < 0:
+        way = oldest
+        for half in range(2):
+            write_back(where, way, half, w, s)
+            s.cache_there[where, way, half] = 0
+        s.cache_line[where, way] = line
+    s.counts[LOOK_UPS] += 1
+    s.cache_used[where, way] = s.counts[LOOK_UPS]
+    return way
+
+
+@inline_never
+def write_back(where: int, way: int, half: int, w: Work, s: State) -> None:
+    """Store a request of a line in DRAM if it is dirty."""
+    output = s.cache_there[where, way, half] - 2
+    if output >= 0:
+        arbiter.push(1, w.channel[output], w.place[output], output, s)
+        s.cache_there[where, way, half] = 1
+
+
+@inline_never
+def read(where: int, entry: int, w: Work, s: State, r: Rules) -> int:
+    """Whether a request is there; it will be from now on."""
+    way = take_line(where, entry >> 1, w, s, r)
+    there = s.cache_there[where, way, entry & 1]
+    s.cache_there[where, way, entry & 1] = max(there, 1)
+    return 1 if there else 0
+
+
+@inline_never
+def store(output: int, w: Work, s: State, r: Rules) -> None:
+    """Keep a line of the output until it is the one used longest ago."""
+    where, entry = w.store_set[output], w.store_entry[output]
+    s.cache_there[where, take_line(where, entry >> 1, w, s, r), entry & 1] = output + 2
+
+
+@inline_never
+def flush(w: Work, s: State, r: Rules) -> None:
+    """Write back all that is dirty."""
+    for where in range(len(s.cache_line)):
+        for way in range(r.cache_ways):
+            for half in range(2):
+                write_back(where, way, half, w, s)
