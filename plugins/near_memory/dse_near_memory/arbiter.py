@@ -43,6 +43,12 @@ def push(stream: int, channel: int, place: int, tag: int, s: State) -> None:
         s.ct[channel, NEXT] = max(s.t[NOW], s.ct[channel, BUS])
 
 
+@inline_never
+def let_wait(stream: int, channel: int, s: State) -> None:
+    """Let the last request of a stream go after those of others, whenever they come."""
+    s.arrived[stream, channel, s.tail[stream, channel] - 1 & s.fifo.shape[2] - 1] = NEVER
+
+
 @inline_always
 def first_of(stream: int, channel: int, s: State) -> int:
     """Place in its ring of the request of a stream that has waited longest."""

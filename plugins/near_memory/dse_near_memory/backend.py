@@ -122,6 +122,8 @@ class RequestBackend(Backend):
         """Knobs of the schedule and the system that requests read, and every value of the controller."""
         if path in _UNREAD or path.rpartition(".")[2] in LABELS:
             return None
+        if path == "schedule.occupancy_threshold" and get_path(tree, "controller.threshold") != "given":
+            return None
         if path.partition(".")[0] == _SECTION:
             return {} if get_path(tree, path) is not None else None
         return self._fluid.condition(path, _without(tree))

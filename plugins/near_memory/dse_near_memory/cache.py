@@ -34,12 +34,13 @@ def take_line(where: int, line: int, w: Work, s: State, r: Rules) -> int:
 
 
 @inline_never
-def write_back(where: int, way: int, half: int, w: Work, s: State) -> None:
-    """Store a request of a line in DRAM if it is dirty."""
+def write_back(where: int, way: int, half: int, w: Work, s: State) -> int:
+    """Store a request of a line in DRAM if it is dirty; the line of the output, or -1."""
     output = s.cache_there[where, way, half] - 2
     if output >= 0:
         arbiter.push(1, w.channel[output], w.place[output], output, s)
         s.cache_there[where, way, half] = 1
+    return output
 
 
 @inline_never
@@ -60,8 +61,10 @@ def store(output: int, w: Work, s: State, r: Rules) -> None:
 
 @inline_never
 def flush(w: Work, s: State, r: Rules) -> None:
-    """Write back all that is dirty."""
+    """Write back all that is dirty, after all that comes later."""
     for where in range(len(s.cache_line)):
         for way in range(r.cache_ways):
             for half in range(2):
-                write_back(where, way, half, w, s)
+                output = write_back(where, way, half, w, s)
+                if output >= 0:
+                    arbiter.let_wait(1, w.channel[output], s)

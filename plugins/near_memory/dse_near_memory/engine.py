@@ -1,6 +1,6 @@
 """Requests of a GEMM and of the communication that it triggers, at channels and banks of an HBM, in the order of time.
 
-GEMM      a CU multiplies its tiles in steps, and takes its next tiles when they are done, whatever other CUs do; reads
+GEMM      a CU multiplies its tiles in steps, and takes the next ones in the order of launch when they are done; reads
           of a step are issued when the step before it begins (two buffers), and a step begins once they are there.
           Reads go through the last-level cache (`dse_near_memory.cache`), stores too unless they are updates.
           A CU's output leaves when its last step ends
@@ -36,8 +36,8 @@ from dse_near_memory.state import (
     CU_PENDING,
     CU_READY,
     CU_STEP,
+    CU_UNIT,
     CU_WAITS,
-    CU_WAVE,
     DELIVERED,
     DONE,
     ENDED,
@@ -56,6 +56,7 @@ from dse_near_memory.state import (
     NEVER,
     NEXT,
     NEXT_CU,
+    NEXT_UNIT,
     NOW,
     NUM_LINES,
     NUM_SENT,
@@ -90,17 +91,16 @@ from simulators.compiled import flat_over, inline_never
 @inline_never
 def _issue_reads(cu: int, w: Work, s: State, r: Rules) -> None:
     """Ask the cache for what a CU reads for its next step, and wait for lines that others have asked for, too."""
-    first = s.cu[cu, CU_WAVE] * r.cus + cu
-    step = s.cu[cu, CU_FETCH]
+    unit, step = s.cu[cu, CU_UNIT], s.cu[cu, CU_FETCH]
     s.cu[cu, CU_PENDING], s.cut[cu, CU_READY] = 0, s.t[NOW] + r.cache_hit
-    for need in range(w.need_first[first], w.need_first[first + 1]):
+    for need in range(w.need_first[unit], w.need_first[unit + 1]):
         block = w.need_panel[need] * r.steps + step
         for place in range(w.read_first[block], w.read_first[block + 1]):
             if not cache.read(w.read_set[place], w.read_entry[place], w, s, r):
                 s.block_left[block] += 1
                 arbiter.push(0, w.read_channel[place], w.read_place[place], block, s)
         if s.block_left[block] > 0:
-            waiter = cu * r.needs + need - w.need_first[first]
+            waiter = cu * r.needs + need - w.need_first[unit]
             s.next_waiting[waiter], s.waiting[block] = s.waiting[block], waiter + 1
             s.cu[cu, CU_PENDING] += 1
         s.cut[cu, CU_READY] = max(s.cut[cu, CU_READY], s.block_at[block])
@@ -149,8 +149,7 @@ def _issue_stores(first: int, last: int, w: Work, s: State, r: Rules) -> None:
 @inline_never
 def _begin_step(cu: int, w: Work, s: State, r: Rules) -> None:
     """Begin to multiply, and fetch for the next step."""
-    wave, step = s.cu[cu, CU_WAVE], s.cu[cu, CU_STEP]
-    end = s.t[NOW] + w.step_ns[wave * r.cus + cu]
+    step, end = s.cu[cu, CU_STEP], s.t[NOW] + w.step_ns[s.cu[cu, CU_UNIT]]
     s.cut[cu, CU_COMPUTED], s.cu[cu, CU_WAITS] = end, 0
     s.cu[cu, CU_FETCH] = step + 1
     if step + 1 < r.steps:
@@ -161,37 +160,30 @@ def _begin_step(cu: int, w: Work, s: State, r: Rules) -> None:
 @inline_never
 def _end_tiles(cu: int, w: Work, s: State, r: Rules) -> None:
     """Store a CU's tiles, and take the next ones; in lockstep, once all CUs have stored theirs."""
-    at = s.cu[cu, CU_WAVE] * r.cus + cu
-    s.cu[cu, CU_WAVE] += 1
-    s.cu[cu, CU_STEP] = s.cu[cu, CU_FETCH] = 0
+    unit = s.cu[cu, CU_UNIT]
     if s.t[OCCUPANCY] < 0:
         arbiter.end_first_stage(w, s, r)
-    _issue_stores(w.store_first[at], w.store_first[at + 1], w, s, r)
-    if not _has_tiles(cu, w, s, r):
-        s.i[DONE] += 1
-        s.t[GEMM_END] = s.t[NOW]
-        if s.i[DONE] == r.cus:
-            cache.flush(w, s, r)
+    _issue_stores(w.store_first[unit], w.store_first[unit + 1], w, s, r)
+    s.i[DONE] += 1
+    s.t[GEMM_END] = s.t[NOW]
+    if s.i[DONE] == r.units:
+        cache.flush(w, s, r)
+        _begin_comm(w, s, r)
+    s.i[ENDED] += 1
     if not r.lockstep:
         _take_tiles(cu, w, s, r)
-        return
-    s.i[ENDED] += 1
-    if s.i[ENDED] == r.cus:
+    elif s.i[ENDED] == r.cus:
         s.i[ENDED] = 0
         for other in range(r.cus):
             _take_tiles(other, w, s, r)
 
 
 @inline_never
-def _has_tiles(cu: int, w: Work, s: State, r: Rules) -> bool:
-    """Tell whether a CU has tiles of its wave."""
-    return s.cu[cu, CU_WAVE] < r.waves and w.step_ns[s.cu[cu, CU_WAVE] * r.cus + cu] > 0.0
-
-
-@inline_never
 def _take_tiles(cu: int, w: Work, s: State, r: Rules) -> None:
-    """Let a CU that has tiles of its wave begin them once what their first step reads is there."""
-    if _has_tiles(cu, w, s, r):
+    """Let a CU begin the next tiles in the order of launch once what their first step reads is there."""
+    if s.i[NEXT_UNIT] < r.units:
+        s.cu[cu, CU_UNIT], s.cu[cu, CU_STEP], s.cu[cu, CU_FETCH] = s.i[NEXT_UNIT], 0, 0
+        s.i[NEXT_UNIT] += 1
         _issue_reads(cu, w, s, r)
         _await_reads(cu, s)
 
@@ -229,7 +221,7 @@ def _begin_comm(w: Work, s: State, r: Rules) -> None:
     if s.i[ACTIVE] or step >= len(w.program):
         return
     after, source = w.program[step, AFTER], w.program[step, SOURCE]
-    idle = s.i[DONE] == r.cus and s.i[STORES_LEFT] == 0
+    idle = s.i[DONE] == r.units and (r.cached or s.i[STORES_LEFT] == 0)  # else what is dirty is in the cache
     if after == AFTER_CHUNK and not w.program[step, FROM_GEMM] and s.chunk_left[source] > 0:
         return
     if after == AFTER_ALL and not idle:
@@ -411,7 +403,6 @@ def _serve(channel: int, w: Work, s: State, r: Rules) -> None:
 def run(w: Work, s: State, r: Rules) -> float:
     """Serve all requests of a run; return when the last has been served [ns]."""
     for cu in range(r.cus):
-        s.i[DONE] += 0 if _has_tiles(cu, w, s, r) else 1
         _take_tiles(cu, w, s, r)
     _begin_comm(w, s, r)
     end = 0.0

@@ -47,8 +47,8 @@ class Reads:
 class Output:
     """Lines of an output at the sampled channels, by address.
 
-    line, channel, place, where and entry of the cache, chunk, region [L]. chunk_first [N + 1], stores_first [waves * CUs + 1]: into the lines, and
-    into `stores`, lines in the order in which a CU stores them. region_set: entry of the tracker of a region's
+    line, channel, place, where and entry of the cache, chunk, region [L]. chunk_first [N + 1], stores_first [units + 1]: into the lines, and
+    into `stores`, lines in the order in which a unit stores them. region_set: entry of the tracker of a region's
     workgroup. chunk_regions: regions of each chunk.
     """
 
@@ -118,7 +118,7 @@ def place_in_cache(lines: Ints, channel: Ints, controller: Controller, sets: int
     high, low = entry // 2 // sets, entry // 2 % sets
     table = Folds.of("polynomial" if sets <= _MOST_FOLDED else "xor", sets).table
     turn = table[high & 255] ^ table[256 + (high >> 8 & 255)] ^ table[512 + (high >> 16 & 255)]
-    turned = low ^ turn if not sets & sets - 1 else (low + turn) % sets
+    turned = (low + turn if sets & sets - 1 else low ^ turn) % sets  # both permute the sets
     return np.asarray((channel * SLICES + (local >> bit & 1)) * sets + turned), np.asarray(entry)
 
 
@@ -142,7 +142,7 @@ def gemm_reads(tiling: Tiling, controller: Controller, sets: int) -> Reads:
 
 @dataclass(frozen=True)
 class Shares:
-    """Panels that CUs need, CU by CU and wave by wave, and times of their steps (see `Work`)."""
+    """Panels that units of tiles need, and times of their steps (see `Work`)."""
 
     need_first: Ints
     need_panel: Ints
@@ -152,8 +152,8 @@ class Shares:
 def share_out(tiling: Tiling) -> Shares:
     """Deal out panels with the tiles of CUs. A CU works at all its tiles of a wave at once, and they share its rate."""
     down, along = tiling.grid
-    tile, units = np.arange(down * along), tiling.waves * tiling.concurrent
-    at = tiling.cu_of(tile)
+    tile, units = np.arange(down * along), tiling.units
+    at = tiling.unit_of(tile)
     needs = np.unique(np.stack([np.tile(at, 2), np.concatenate([tile // along, down + tile % along])]), axis=1)
     tiles = np.bincount(at, minlength=units)
     first, panels = np.searchsorted(needs[0], np.arange(units + 1)), np.ascontiguousarray(needs[1])
@@ -177,9 +177,9 @@ def output_lines(
     major, minor = element // tiling.minor, element % tiling.minor
     tile = major // tiling.rows * tiling.grid[1] + minor // tiling.cols
     chunk = np.searchsorted(addresses.edges, lines, side="right") - 1
-    place_of_cu = tiling.cu_of(tile)
-    order = np.lexsort((minor, tile, major % tiling.rows, place_of_cu))
-    stores_first = np.searchsorted(place_of_cu[order], np.arange(tiling.waves * tiling.concurrent + 1))
+    unit = tiling.unit_of(tile)
+    order = np.lexsort((minor, tile, major % tiling.rows, unit))
+    stores_first = np.searchsorted(unit[order], np.arange(tiling.units + 1))
     band = major % tiling.rows * controller.wavefronts // tiling.rows
     keys = (tile * controller.wavefronts + band) * len(addresses.ranges) + chunk
     regions, region = np.unique(keys, return_inverse=True)

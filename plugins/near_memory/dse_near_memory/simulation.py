@@ -89,7 +89,8 @@ class SubLayer:
         gemm = self._run(self._map, [])
         moved = self._run(self._map, _by_kernels(self._gpus, self._near, streamed=self._near), gemm=False)
         alone, both = self._outcome(gemm), self._outcome(moved)
-        seconds = max(float(gemm.state.t[fields.STORED]) / _NS, both.reduce_s) + both.gather_s
+        stored = fields.GEMM_END if gemm.rules.cached else fields.STORED
+        seconds = max(float(gemm.state.t[stored]) / _NS, both.reduce_s) + both.gather_s
         traffic = {name: alone.traffic[name] + both.traffic[name] for name in PARTS}
         times = {"seconds": seconds, "reduce_s": both.reduce_s, "gather_s": both.gather_s}
         return replace(alone, **times, traffic=traffic)
@@ -141,7 +142,7 @@ class SubLayer:
         reads = _READS.get(lambda: gemm_reads(tiling, controller, sets), controller, key=(tiling, sets))
         shares = _SHARES.get(lambda: share_out(tiling), key=tiling)
         updates = self._near and self.schedule.reduction != "serial"
-        rules = self._rules(tiling, entries, tracked=tracked, waves=tiling.waves if gemm else 0, cached=not updates)
+        rules = self._rules(tiling, entries, tracked=tracked, gemm=gemm, cached=not updates)
         rules = rules._replace(needs=int(np.diff(shares.need_first).max()))
         work = _work(reads, output, addresses, program, shares=shares)
         work = work._replace(store_updates=int(updates), thresholds=np.array(sorted(controller.thresholds), np.int64))
@@ -149,7 +150,7 @@ class SubLayer:
         end = engine.run(work, state, rules)
         return Run(work, state, rules, end, reads.every_line, addresses, gemm)
 
-    def _rules(self, tiling: Tiling, entries: int, *, tracked: bool, waves: int, cached: bool) -> Rules:
+    def _rules(self, tiling: Tiling, entries: int, *, tracked: bool, gemm: bool, cached: bool) -> Rules:
         controller, dram, gpu = self.controller, self.controller.dram, self.system.gpu
         burst, columns = controller.burst_s * _NS, LINE_BYTES / 32
         share = controller.sampled_channels / dram.channels
@@ -181,7 +182,7 @@ class SubLayer:
             queue=dram.queue,
             drain=dram.write_buffer,
             policy=_POLICIES[policy or "fcfs"],
-            threshold=int(self.schedule.occupancy_threshold or 0),
+            threshold=int(self.schedule.occupancy_threshold or 0) if controller.threshold == "given" else 0,
             turn=1 if guaranteed is None else max(1, round((1 - float(guaranteed)) / float(guaranteed))),
             store_buffer=overtaken,
             window=max(1, round(controller.window_bytes / LINE_BYTES * share)),
@@ -193,8 +194,8 @@ class SubLayer:
             ways=controller.wavefronts,
             spill_every=max(1, round(1 / share)),
             steps=tiling.steps,
-            waves=waves,
-            cus=tiling.concurrent if waves else 0,
+            units=tiling.units if gemm else 0,
+            cus=tiling.concurrent if gemm else 0,
             lockstep=int(controller.lockstep),
         )
 

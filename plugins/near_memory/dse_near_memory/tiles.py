@@ -55,8 +55,14 @@ class Tiling:
         """Steps of k."""
         return -(-self.k // self.depth)
 
-    def cu_of(self, tile: Ints) -> Ints:
-        """Find the place of tiles among CUs of all waves, wave by wave: CUs take those of a wave one by one."""
+    @property
+    def units(self) -> int:
+        """Groups of tiles that a CU takes at once."""
+        tiles = self.grid[0] * self.grid[1]
+        return (self.waves - 1) * self.concurrent + min(self.concurrent, tiles - (self.waves - 1) * self.wave)
+
+    def unit_of(self, tile: Ints) -> Ints:
+        """Find the unit of tiles, in the order of launch: CUs take those of a wave one by one, and again."""
         return np.asarray(tile // self.wave * self.concurrent + tile % self.wave % self.concurrent)
 
     @cached_property
