@@ -81,7 +81,7 @@ _ASSUMED = "likely: token counts are recalled, attention's share is assumed"
 class T3(Plain):
     """Claims, traffic, projections and figures, from a table of configurations."""
 
-    columns = (
+    columns: tuple[str, ...] = (
         "schedule.name",
         "schedule.reduction",
         "schedule.near_memory",

@@ -52,7 +52,7 @@ def let_wait(stream: int, channel: int, s: State) -> None:
 @inline_always
 def first_of(stream: int, channel: int, s: State) -> int:
     """Place in its ring of the request of a stream that has waited longest."""
-    return s.head[stream, channel] & s.fifo.shape[2] - 1
+    return int(s.head[stream, channel] & s.fifo.shape[2] - 1)
 
 
 @inline_never
@@ -69,7 +69,7 @@ def end_first_stage(w: Work, s: State, r: Rules) -> None:
 @inline_always
 def _since(stream: int, channel: int, s: State) -> float:
     """Time since when the first request of a stream has waited."""
-    return s.arrived[stream, channel, first_of(stream, channel, s)]
+    return float(s.arrived[stream, channel, first_of(stream, channel, s)])
 
 
 @inline_never

@@ -36,7 +36,7 @@ def take_line(where: int, line: int, w: Work, s: State, r: Rules) -> int:
 @inline_never
 def write_back(where: int, way: int, half: int, w: Work, s: State) -> int:
     """Store a request of a line in DRAM if it is dirty; the line of the output, or -1."""
-    output = s.cache_there[where, way, half] - 2
+    output = int(s.cache_there[where, way, half]) - 2
     if output >= 0:
         arbiter.push(1, w.channel[output], w.place[output], output, s)
         s.cache_there[where, way, half] = 1

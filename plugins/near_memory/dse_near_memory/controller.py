@@ -30,9 +30,10 @@ class Controller(SourcedValue):
     of the GEMM that its reads may overtake at a channel. window_bytes: that a DMA command has in flight. wavefronts: of
     a workgroup, each with a region of the tracker: the ways of its sets. sampled_channels: of all channels, which are
     alike where addresses are hashed; they are simulated, with their slices of the cache, and stand for the others.
-    lockstep: whether CUs wait for one another before they take their next tiles, as the fluid model has it.
     cache_hit_s: from a CU's request to what the cache holds. threshold: of waiting requests in T3's arbitration, as the
-    schedule gives it or chosen from `thresholds` by the GEMM's first stage (`dse_near_memory.arbiter`).
+    schedule gives it or chosen from `thresholds` by the GEMM's first stage (`dse_near_memory.arbiter`). As the fluid
+    model has it: lockstep, whether CUs wait for one another before they take their next tiles; sums_last, whether a
+    kernel sums the last chunk of a reduce-scatter once all of it is there.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Controller(SourcedValue):
     bank_groups: Annotated[Integer, Field(ge=1, le=16)]
     tccdl_s: Annotated[Seconds, Field(ge=0, le=1e-6)]
     lockstep: bool
+    sums_last: bool
     bank_bits: tuple[Annotated[Integer, Field(ge=6, le=24)], ...]
     store_buffer: Annotated[Integer, Field(ge=0, le=10**9)]
     cache_hit_s: Annotated[Seconds, Field(ge=0, le=1e-5)]

@@ -28,7 +28,6 @@ from dse_near_memory.state import (
     COMM,
     COMM_END,
     COMM_READ,
-    COMPUTE_FIRST,
     CREDITED,
     CU_AT,
     CU_COMPUTED,
@@ -42,7 +41,6 @@ from dse_near_memory.state import (
     DONE,
     ENDED,
     FOUND,
-    FCFS,
     FROM_GEMM,
     GEMM_AT,
     GEMM_END,
@@ -77,6 +75,7 @@ from dse_near_memory.state import (
     STORE,
     STORED,
     STORES_LEFT,
+    SUMS,
     TARGET,
     TARGET_LINES,
     UPDATES,
@@ -274,15 +273,19 @@ def _send(s: State) -> None:
 
 
 @inline_never
-def _deliver(w: Work, s: State) -> None:
+def _deliver(w: Work, s: State, r: Rules) -> None:
     """Receive a line of the neighbour's; as many in all as its target has."""
     s.i[DELIVERED] += 1
     due = s.i[DELIVERED] * s.i[TARGET_LINES] // s.i[NUM_LINES]
-    first = w.chunk_first[w.program[s.i[COMM], TARGET]]
+    first, sums = w.chunk_first[w.program[s.i[COMM], TARGET]], w.program[s.i[COMM], SUMS]
     while s.i[PUSHED] < due:
         line = first + s.i[PUSHED]
         s.i[PUSHED] += 1
         arbiter.push(2, w.channel[line], w.place[line], -2 - line, s)
+        if sums:  # both operands, of which one is in another row of the bank, and the sum
+            arbiter.push(2, w.channel[line], w.place[line], 0, s)
+            arbiter.push(2, w.channel[line], w.place[line] + r.banks, 0, s)
+            arbiter.push(2, w.channel[line], w.place[line], -2 - line, s)
 
 
 @inline_never
@@ -364,7 +367,7 @@ def _admit(channel: int, w: Work, s: State, r: Rules) -> None:
             if r.tracked and w.program[s.i[COMM], PHASE] == 1:
                 _track(-2 - tag, w, s, r)
             s.i[ADMITTED] += 1
-            if s.i[ADMITTED] == s.i[TARGET_LINES]:
+            if s.i[ADMITTED] == s.i[TARGET_LINES] * (1 + w.program[s.i[COMM], SUMS]):
                 _end_comm(w, s)
                 _begin_comm(w, s, r)
         if s.i[STORES_LEFT] == 0:
@@ -424,7 +427,7 @@ def run(w: Work, s: State, r: Rules) -> float:
         if now == s.t[GEMM_AT]:
             _gemm_event(w, s, r)
         elif now == delivery:
-            _deliver(w, s)
+            _deliver(w, s, r)
         elif now == credit:
             s.i[CREDITED] += 1
             if not w.program[s.i[COMM], FROM_GEMM]:

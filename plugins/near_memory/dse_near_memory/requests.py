@@ -47,9 +47,9 @@ class Reads:
 class Output:
     """Lines of an output at the sampled channels, by address.
 
-    line, channel, place, where and entry of the cache, chunk, region [L]. chunk_first [N + 1], stores_first [units + 1]: into the lines, and
-    into `stores`, lines in the order in which a unit stores them. region_set: entry of the tracker of a region's
-    workgroup. chunk_regions: regions of each chunk.
+    line, channel, place, where and entry of the cache, chunk, region [L]. chunk_first [N + 1],
+    stores_first [units + 1]: into the lines, and into `stores`, lines in the order in which a unit stores them.
+    region_set: entry of the tracker of a region's workgroup. chunk_regions: regions of each chunk.
     """
 
     line: Ints
@@ -160,9 +160,7 @@ def share_out(tiling: Tiling) -> Shares:
     return Shares(first, panels, tiles * np.float64(tiling.tile_s / tiling.steps * 1e9))
 
 
-def output_lines(
-    tiling: Tiling, addresses: AddressMap, controller: Controller, entries: int, sets: int
-) -> Output:
+def output_lines(tiling: Tiling, addresses: AddressMap, controller: Controller, entries: int, sets: int) -> Output:
     """Lines of the output at sampled channels, and the order in which CUs store them.
 
     entries: of the tracker. sets: of a slice of the cache.

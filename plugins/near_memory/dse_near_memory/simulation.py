@@ -87,19 +87,21 @@ class SubLayer:
         if self.schedule.reduction != "ideal":
             return self._outcome(self.run())
         gemm = self._run(self._map, [])
-        moved = self._run(self._map, _by_kernels(self._gpus, self._near, streamed=self._near), gemm=False)
+        moved = self._run(self._map, self._by_kernels(streamed=self._near), gemm=False)
         alone, both = self._outcome(gemm), self._outcome(moved)
         stored = fields.GEMM_END if gemm.rules.cached else fields.STORED
         seconds = max(float(gemm.state.t[stored]) / _NS, both.reduce_s) + both.gather_s
         traffic = {name: alone.traffic[name] + both.traffic[name] for name in PARTS}
-        times = {"seconds": seconds, "reduce_s": both.reduce_s, "gather_s": both.gather_s}
-        return replace(alone, **times, traffic=traffic)
+        return replace(alone, seconds=seconds, reduce_s=both.reduce_s, gather_s=both.gather_s, traffic=traffic)
 
     def run(self) -> Run:
         """One run of the GEMM with its collectives, as a schedule that is not ideal has it."""
         if self.schedule.reduction == "tracked":
             return self._run(self._map, _tracked(self._gpus), tracked=True)
-        return self._run(self._map, _by_kernels(self._gpus, self._near, streamed=False))
+        return self._run(self._map, self._by_kernels(streamed=False))
+
+    def _by_kernels(self, *, streamed: bool) -> list[tuple[int, ...]]:
+        return _by_kernels(self._gpus, self._near, streamed=streamed, sums_last=self.controller.sums_last)
 
     @property
     def _near(self) -> bool:
@@ -246,8 +248,9 @@ class Run:
             parts["GEMM writes"] = float(self.addresses.updates()[0] * LINE_BYTES)
         for step in self.work.program.tolist():
             name = "AG" if step[fields.PHASE] == _AG else "RS"
-            parts[f"{name} reads"] += float(step[fields.READS] * lines[step[fields.SOURCE]] * LINE_BYTES)
-            parts[f"{name} writes"] += float(lines[step[fields.TARGET]] * LINE_BYTES)
+            sent, came, sums = lines[step[fields.SOURCE]], lines[step[fields.TARGET]], step[fields.SUMS]
+            parts[f"{name} reads"] += float((step[fields.READS] * sent + 2 * sums * came) * LINE_BYTES)
+            parts[f"{name} writes"] += float((1 + sums) * came * LINE_BYTES)
         return parts
 
 
@@ -261,21 +264,24 @@ def address_map(schedule: TriggeredSchedule, output_bytes: float, gpus: int) -> 
 
 def _tracked(gpus: int) -> list[tuple[int, ...]]:
     """Steps of T3: the first chunk comes from the neighbour's GEMM, others by DMA commands; then the all-gather."""
-    first = (0, 0, 1, 1, 1, fields.AFTER_STEP, _RS)
-    sent = [(chunk, 1, chunk + 1, 1, 0, fields.AFTER_CHUNK, _RS) for chunk in range(1, gpus - 1)]
+    first = (0, 0, 1, 1, 1, fields.AFTER_STEP, _RS, 0)
+    sent = [(chunk, 1, chunk + 1, 1, 0, fields.AFTER_CHUNK, _RS, 0) for chunk in range(1, gpus - 1)]
     return [first, *sent, *_gather_steps(gpus)]
 
 
-def _by_kernels(gpus: int, near_memory: bool, *, streamed: bool) -> list[tuple[int, ...]]:
-    """Steps of a ring by kernels: each adds what has come in to its own; near memory that is an update. streamed: the
-    first chunk is there already, as it left while it was made.
+def _by_kernels(gpus: int, near_memory: bool, *, streamed: bool, sums_last: bool) -> list[tuple[int, ...]]:
+    """Steps of a ring by kernels: each adds what has come in to its own; near memory that is an update.
+
+    streamed: the first chunk is there already, as it left while it was made. sums_last: the last chunk is summed once
+    all of it is there, not as it comes in.
     """
     steps = []
     for hop in range(1, gpus):
         reads = 0 if hop == 1 and streamed else 1 if near_memory or hop == 1 else 2
         after = fields.AFTER_ALL if hop == 1 else fields.AFTER_STEP
-        steps.append((hop - 1, reads, hop, int(near_memory), 0, after, _RS))
-    final = [] if near_memory else [(gpus - 1, 2, gpus - 1, 0, 0, fields.AFTER_STEP, _RS)]
+        sums = int(hop == gpus - 1 and not near_memory and not sums_last)
+        steps.append((hop - 1, reads, hop, int(near_memory), 0, after, _RS, sums))
+    final = [(gpus - 1, 2, gpus - 1, 0, 0, fields.AFTER_STEP, _RS, 0)] if sums_last and not near_memory else []
     return [*steps, *final, *_gather_steps(gpus)]
 
 
@@ -283,7 +289,7 @@ def _gather_steps(gpus: int) -> list[tuple[int, ...]]:
     """Steps of a ring all-gather by a kernel."""
     order = [(gpus - 1 + hop) % gpus for hop in range(gpus)]
     afters = [fields.AFTER_ALL, *[fields.AFTER_STEP] * gpus]
-    return [(order[hop], 1, order[hop + 1], 0, 0, afters[hop], _AG) for hop in range(gpus - 1)]
+    return [(order[hop], 1, order[hop + 1], 0, 0, afters[hop], _AG, 0) for hop in range(gpus - 1)]
 
 
 _READS, _OUTPUTS, _SHARES = Memo[Reads](32), Memo[Output](32), Memo[Shares](32)
@@ -349,7 +355,8 @@ def _capacity(work: Work, rules: Rules, output: Output) -> int:
     np.add.at(lines, (output.chunk, output.channel), 1)
     moved = np.zeros(rules.channels, np.int64)
     for step in work.program.tolist():
-        moved += step[fields.READS] * lines[step[fields.SOURCE]] + lines[step[fields.TARGET]]
+        moved += step[fields.READS] * lines[step[fields.SOURCE]]
+        moved += (1 + 3 * step[fields.SUMS]) * lines[step[fields.TARGET]]
     spilled = 4 * len(output.line) // rules.spill_every + 1 if rules.tracked else 0  # two for each of two updates
     reads = rules.cus * rules.needs * int(np.diff(work.read_first).max())
     return 1 << int(max(moved.max() + spilled, lines.sum(axis=0).max(), reads)).bit_length()

@@ -15,8 +15,9 @@ READ, STORE, COMM_READ, INCOMING = range(4)
 FCFS, FAIR, COMPUTE_FIRST = range(3)
 AFTER_CHUNK, AFTER_STEP, AFTER_ALL = range(3)
 """When a step of communication begins: its source is complete, the step before it has ended, or all before it has."""
-# fields of a step of communication. FROM_GEMM: lines come from the GEMM's stores, not from reads
-SOURCE, READS, TARGET, UPDATES, FROM_GEMM, AFTER, PHASE, STEP_FIELDS = range(8)
+# fields of a step of communication. FROM_GEMM: lines come from the GEMM's stores, not from reads. SUMS: what comes in
+# is added to the GPU's own at once
+SOURCE, READS, TARGET, UPDATES, FROM_GEMM, AFTER, PHASE, SUMS, STEP_FIELDS = range(9)
 # integers of the state
 (DONE, ENDED, NEXT_CU, NEXT_UNIT, COMM, ACTIVE, ISSUED, CREDITED, DELIVERED, PUSHED, ADMITTED, NUM_SENT, STORES_LEFT,
  SPILLS, LIVE, PEAK, STAMP, NUM_LINES, TARGET_LINES, ARRIVED, RULE, THRESHOLD, INTS) = range(23)  # fmt: skip
@@ -33,7 +34,8 @@ COUNTS = SERVED + 12
 LENGTH, WRITES, SEEN, LAST_KIND, BORN, CHANNEL_INTS = range(6)
 NEXT, BUS, GATE, REFRESH, CHANNEL_TIMES = range(5)
 ROW, LAST_USE, OPENED, BANK_FIELDS = range(4)
-# of a CU: integers and times. UNIT: its tiles; FETCH: the step whose reads it asked for last; PENDING: blocks of it that are not there
+# of a CU: integers and times. UNIT: its tiles; FETCH: the step whose reads it asked for last; PENDING: blocks of it
+# that are not there
 CU_UNIT, CU_STEP, CU_FETCH, CU_PENDING, CU_WAITS, CU_INTS = range(6)
 CU_AT, CU_COMPUTED, CU_READY, CU_TIMES = range(4)
 NEVER = 1e300
@@ -88,11 +90,11 @@ class Work(NamedTuple):
     """Requests of the sampled channels. Places are row * banks + bank.
 
     A block is what a panel has for one step of k. read_first [panels * steps + 1]: into read_channel, read_place, and
-    read_set, read_entry: set of the cache, and twice the line of it with the half of the line. need_first
-    [units + 1]: into need_panel, of the tiles that a CU takes at once. step_ns [units]. store_first [units + 1]: into
-    store_line, lines of the output. channel, place, chunk, region, store_set, store_entry of each line of the output; chunk_first [N + 1].
-    away: whether a chunk is stored at the neighbour. region_set: set of a region's entry. program [S, STEP_FIELDS].
-    thresholds: that arbitration chooses from. store_updates: whether the GEMM's stores are updates.
+    read_set, read_entry: set of the cache, and twice the line of it with the half of the line. A unit is the tiles that
+    a CU takes at once. need_first [units + 1]: into need_panel. step_ns [units]. store_first [units + 1]: into
+    store_line, lines of the output. channel, place, chunk, region, store_set, store_entry of each line of the output;
+    chunk_first [N + 1]. away: whether a chunk is stored at the neighbour. region_set: set of a region's entry. program
+    [S, STEP_FIELDS]. thresholds: that arbitration chooses from. store_updates: whether the GEMM's stores are updates.
     """
 
     read_first: Ints

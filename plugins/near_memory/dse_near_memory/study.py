@@ -99,7 +99,7 @@ class T3Requests(T3):
         return {case: parts["sequential"] / parts["T3"] for case, parts in reads.items() if len(parts) == 2}
 
     def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
-        """Tables and figures of `study=t3`, T3-MCA's rule beside the best threshold, and the fluid model of all designs."""
+        """Tables and figures of `study=t3`, T3-MCA's rule beside the best threshold, and the fluid model."""
         yield from super().extras(run)
         table = run.outputs.read_table("results")
         yield "thresholds", compare_thresholds(table)
@@ -140,7 +140,8 @@ def compare_thresholds(table: pd.DataFrame) -> pd.DataFrame:
     best = points.drop_duplicates("scenario")[["scenario", "speedup", _LIMIT]]
     ruled = points[_is_ruled(points)][["scenario", "speedup", "queue_found", "rule_threshold"]]
     both = ruled.merge(best, on="scenario", suffixes=("", "_best")).rename(columns={_LIMIT: "best_threshold"})
-    return both.assign(regret=both["speedup_best"] / both["speedup"] - 1)
+    compared: pd.DataFrame = both.assign(regret=both["speedup_best"] / both["speedup"] - 1)
+    return compared
 
 
 def _regret_text(compared: pd.DataFrame) -> str:
@@ -148,8 +149,8 @@ def _regret_text(compared: pd.DataFrame) -> str:
     limits = ", ".join(f"{limit:.0f}" for limit in sorted(compared["rule_threshold"].unique()))
     main = compared[compared["scenario"].str.partition("-")[0].isin(("megagpt2", "tnlg"))]
     best = 100 * (geometric_mean(main["speedup_best"]) - 1)
-    mean, most = 100 * main["regret"].mean(), 100 * main["regret"].max()
-    return f"by T3's rule (threshold {limits}); the best of each case {best:.1f} %, regret {mean:.1f} %, at most {most:.1f} %"
+    regret = f"regret {100 * main['regret'].mean():.1f} %, at most {100 * main['regret'].max():.1f} %"
+    return f"by T3's rule (threshold {limits}); the best of each case {best:.1f} %, {regret}"
 
 
 def beside_fluid(config: Mapping[str, Any], table: pd.DataFrame) -> pd.DataFrame:

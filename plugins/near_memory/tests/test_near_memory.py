@@ -173,7 +173,9 @@ BURST = 2.0  # of 64 bytes at 32 GB/s
 def serve(places: list[int], *, writes: bool = False, updates: bool = False, **over: Any) -> tuple[float, State]:
     """Time at which one channel has served requests that are all there from the start, and its state."""
     template = layer("t3", 3, (256, 256, 192), **SMALL).run()
-    rules = template.rules._replace(**{"trefi": 1e12, "cache_hit": 0.0, **over}, channels=1, steps=1, tracked=0, cached=0)
+    rules = template.rules._replace(
+        **{"trefi": 1e12, "cache_hit": 0.0, **over}, channels=1, steps=1, tracked=0, cached=0
+    )
     count = len(places)
     rules = rules._replace(cus=1, units=1, needs=1, lockstep=0)
     reads, stores = (0, count) if writes else (count, 0)
