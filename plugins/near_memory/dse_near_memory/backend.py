@@ -52,7 +52,7 @@ class RequestDesign(OverlapDesign):
 class RequestBackend(Backend):
     """Designs one by one, each in a fraction of a second; rings and schedules of T3 only."""
 
-    version = "2"
+    version = "3"
     metrics = METRICS
     relations: Mapping[str, Metric] = {
         "speedup": Metric("x", "makespan of the baseline / makespan", goal="maximize"),

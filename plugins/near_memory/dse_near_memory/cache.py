@@ -16,20 +16,27 @@ from simulators.compiled import inline_always, inline_never
 @inline_always
 def take_line(where: int, line: int, w: Work, s: State, r: Rules) -> int:
     """Way of a set that holds a line, which is the newest of the set from now on."""
-    oldest, way = 0, -1
-    for place in range(r.cache_ways):
-        if s.cache_line[where, place] == line:
-            way = place
-        if s.cache_used[where, place] < s.cache_used[where, oldest]:
-            oldest = place
+    way = -1
+    for place in range(r.cache_ways):  # without a way out, which would keep it from being done by vectors
+        way = place if s.cache_line[where, place] == line else way
     if way < 0:
-        way = oldest
-        for half in range(2):
-            write_back(where, way, half, w, s)
-            s.cache_there[where, way, half] = 0
+        way = _make_room(where, w, s, r)
         s.cache_line[where, way] = line
     s.counts[LOOK_UPS] += 1
     s.cache_used[where, way] = s.counts[LOOK_UPS]
+    return way
+
+
+@inline_never
+def _make_room(where: int, w: Work, s: State, r: Rules) -> int:
+    """Way of a set whose line was used longest ago, and is no longer there."""
+    way = 0
+    for place in range(1, r.cache_ways):
+        if s.cache_used[where, place] < s.cache_used[where, way]:
+            way = place
+    for half in range(2):
+        write_back(where, way, half, w, s)
+        s.cache_there[where, way, half] = 0
     return way
 
 

@@ -97,12 +97,17 @@ def test_a_map_with_a_gap_is_refused() -> None:
 
 @pytest.mark.slow
 @settings(max_examples=20, deadline=None)
-@given(shape=sizes, gpus=st.integers(3, 6), schedule=st.sampled_from(("t3_sequential", "t3_sequential_nmc", *TRACKED)))
+@given(
+    shape=sizes,
+    gpus=st.integers(3, 6),
+    schedule=st.sampled_from(("t3_sequential", "t3_sequential_nmc", *TRACKED)),
+    last=st.booleans(),
+)
 def test_channels_serve_each_byte_of_the_map_the_tracker_and_the_program_once(
-    shape: Shape, gpus: int, schedule: str
+    shape: Shape, gpus: int, schedule: str, last: bool
 ) -> None:
     """With all channels: requests by kind and part; each region has counted all its updates and left its entry."""
-    run = layer(schedule, gpus, shape, **SMALL).run()
+    run = layer(schedule, gpus, shape, **SMALL, controller__sums_last=last).run()
     served, traffic = run.served * LINE_BYTES, run.traffic
     kinds = {"GEMM reads": (0, 0), "GEMM writes": (1, 0), "RS reads": (2, 1), "AG reads": (2, 2)}
     kinds |= {"RS writes": (3, 1), "AG writes": (3, 2)}
@@ -285,6 +290,17 @@ def test_arbitration_pays_where_bursts_hold_up_a_gemm() -> None:
     free = outcome("t3_mca", 16, shape, controller__store_buffer=10**9).seconds
     assert free == pytest.approx(times["t3_ideal_nmc"], rel=0.005)
     assert outcome("t3_mca", 16, shape, controller__lockstep=True).seconds > 1.01 * times["t3_mca"]  # bursts meet
+
+
+@pytest.mark.slow
+def test_a_sum_of_the_last_chunk_as_it_comes_in_hides_it() -> None:
+    """No later than the transfer's end; the same bytes, and nothing changes near memory."""
+    shape = (4096, 2048, 2048)
+    for name in ("t3_sequential", "t3_sequential_nmc"):
+        last, hidden = (outcome(name, 4, shape, controller__sums_last=last) for last in (True, False))
+        sum_s = 0.0 if name.endswith("nmc") else 3 * 4 * 2**20 / 1.024e12  # a chunk is read twice and written
+        assert last.traffic == hidden.traffic and last.seconds >= hidden.seconds + 0.8 * sum_s
+        assert last.seconds <= hidden.seconds + 2 * sum_s
 
 
 @pytest.mark.slow
