@@ -276,7 +276,7 @@ def test_two_channels_stand_for_all(schedule: str) -> None:
         for count in (2, 32)
     )
     assert sample.seconds == pytest.approx(every_channel.seconds, rel=0.01)
-    reads, every_read = (one.traffic.pop("GEMM reads") for one in (sample, every_channel))
+    reads, every_read = (result.traffic.pop("GEMM reads") for result in (sample, every_channel))
     assert reads == pytest.approx(every_read, rel=0.01) and every_read > 1.5 * 2 * 512 * (4096 + 2048)
     assert sample.traffic == every_channel.traffic
 
