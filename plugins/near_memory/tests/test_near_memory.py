@@ -311,8 +311,8 @@ def test_the_threshold_falls_with_the_intensity_of_the_first_stage() -> None:
         outcome("t3_mca", 4, shape, controller__dram__bytes_per_s=1e12 / part, **rule) for part in (1, 8, 64)
     )
     assert fast.rule == 30 > slower.rule and fast.occupancy < slow.occupancy < slower.occupancy
-    given = {"controller__dram__bytes_per_s": 1e12, "schedule__occupancy_threshold": 30}
-    assert outcome("t3_mca", 4, shape, **given).seconds == fast.seconds
+    by_hand = {"controller__dram__bytes_per_s": 1e12, "schedule__occupancy_threshold": 30}
+    assert outcome("t3_mca", 4, shape, **by_hand).seconds == fast.seconds
     path, tree = "schedule.occupancy_threshold", shipped()
     first_stage = {**tree, "controller": {**tree["controller"], "threshold": "first_stage"}}
     assert backend().condition(path, tree) is not None is backend().condition(path, first_stage)
