@@ -78,10 +78,10 @@ def lines_of_sample(first: int, count: int, controller: Controller) -> tuple[Int
     chunk_lines = controller.mapping.interleave_bytes // LINE_BYTES
     chunks = np.arange(first // chunk_lines, (first + count - 1) // chunk_lines + 1)
     place = controller.sampled[channels_of(chunks, controller)]
-    kept = place >= 0
-    lines = (chunks[kept, None] * chunk_lines + np.arange(chunk_lines)).reshape(-1) - first
+    is_sampled = place >= 0
+    lines = (chunks[is_sampled, None] * chunk_lines + np.arange(chunk_lines)).reshape(-1) - first
     inside = (lines >= 0) & (lines < count)
-    return lines[inside], np.repeat(place[kept], chunk_lines)[inside]
+    return lines[inside], np.repeat(place[is_sampled], chunk_lines)[inside]
 
 
 def local_of(lines: Ints, controller: Controller) -> Ints:
@@ -97,12 +97,12 @@ def place_of(lines: Ints, controller: Controller) -> Ints:
 
 def place_in_channel(local: Ints, controller: Controller) -> Ints:
     """Find the place of a channel's lines: bits of the address count banks, those above a row's columns count rows."""
-    bank, rest = np.zeros_like(local), local
+    bank, offset = np.zeros_like(local), local
     for place, bit in enumerate(controller.bank_bits):
         low = bit - place - LINE_BYTES.bit_length() + 1  # bits of banks below it are gone
-        bank = bank | (rest >> low & 1) << place
-        rest = rest >> low + 1 << low | rest & (1 << low) - 1
-    row = rest * LINE_BYTES // controller.dram.row_bytes
+        bank = bank | (offset >> low & 1) << place
+        offset = offset >> low + 1 << low | offset & (1 << low) - 1
+    row = offset * LINE_BYTES // controller.dram.row_bytes
     if controller.mapping.bank_xor:
         bank = bank ^ row % (controller.dram.banks // controller.bank_groups) * controller.bank_groups
     return np.asarray(row * controller.dram.banks + bank)

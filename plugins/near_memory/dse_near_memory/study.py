@@ -126,9 +126,9 @@ def _main_rows(table: pd.DataFrame) -> pd.DataFrame:
 
 def by_rule(table: pd.DataFrame) -> pd.DataFrame:
     """Points of a table without those of T3-MCA whose threshold is not what its rule takes."""
-    others = table["schedule.name"] != "t3_mca"
-    kept: pd.DataFrame = table[others | _is_ruled(table)]
-    return kept
+    without_mca = table["schedule.name"] != "t3_mca"
+    points: pd.DataFrame = table[without_mca | _is_ruled(table)]
+    return points
 
 
 def _is_ruled(table: pd.DataFrame) -> pd.Series[bool]:
