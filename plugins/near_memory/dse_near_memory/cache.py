@@ -8,6 +8,8 @@ back, as other GPUs read it.
 
 from __future__ import annotations
 
+import numpy as np
+
 from dse_near_memory import arbiter
 from dse_near_memory.state import LOOK_UPS, Rules, State, Work
 from simulators.compiled import inline_always, inline_never
@@ -16,9 +18,10 @@ from simulators.compiled import inline_always, inline_never
 @inline_always
 def take_line(where: int, line: int, w: Work, s: State, r: Rules) -> int:
     """Way of a set that holds a line, which is the newest of the set from now on."""
-    way = -1
-    for place in range(r.cache_ways):  # without a way out, which would keep it from being done by vectors
-        way = place if s.cache_line[where, place] == line else way
+    match, row = 0, np.uint64(where)  # unsigned, as it does not count from the end
+    for place in range(r.cache_ways):  # without a way out, so that it is done by vectors
+        match |= place + 1 if s.cache_line[row, np.uint64(place)] == line else 0
+    way = match - 1
     if way < 0:
         way = _make_room(where, w, s, r)
         s.cache_line[where, way] = line

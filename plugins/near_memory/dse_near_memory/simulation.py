@@ -332,7 +332,7 @@ def _state(work: Work, rules: Rules, output: Output, addresses: AddressMap, sets
         i=integers, t=times, counts=np.zeros(fields.COUNTS, np.int64),
         cu=np.zeros((rules.cus, fields.CU_INTS), np.int64), cut=cu_times,
         block_left=np.zeros(blocks, np.int64), block_at=np.zeros(blocks), waiting=np.zeros(blocks, np.int64),
-        next_waiting=np.zeros(rules.cus * rules.needs, np.int64), cache_line=np.full(cache, -1, np.int64),
+        next_waiting=np.zeros(rules.cus * rules.needs, np.int64), cache_line=np.full(cache, -1, np.int32),
         cache_used=np.zeros(cache, np.int64), cache_there=np.zeros((*cache, 2), np.int64),
         fifo=np.empty(fifo, np.int64), tag=np.empty(fifo, np.int64), arrived=np.empty(fifo),
         head=np.zeros(fifo[:2], np.int64), tail=np.zeros(fifo[:2], np.int64),

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Ways = NDArray[np.int32]
 
 READ, STORE, COMM_READ, INCOMING = range(4)
 """Kinds of requests: of the GEMM, and of communication."""
@@ -141,7 +142,7 @@ class State(NamedTuple):
     block_at: Floats
     waiting: Ints
     next_waiting: Ints
-    cache_line: Ints
+    cache_line: Ways
     cache_used: Ints
     cache_there: Ints
     fifo: Ints
