@@ -61,7 +61,7 @@ _UNLIMITED = 10**6
 """Threshold of waiting requests from which communication has all that the GEMM leaves of the HBM."""
 _FREE_GAPS = (
     "a wave's own updates wait without a bound; where they leave before the next wave's reads, in the order of L2, "
-    "T3-MCA is at 31 %, 2 points below the ideal (study=t3_requests)"
+    "T3-MCA is at 31 %, 2.5 points below the ideal (study=t3_requests)"
 )
 _BURSTS = "reads wait behind a stage's own updates alone; updates from other GPUs are paced by links and make no burst"
 _BYPASS = "updates that bypass the cache shorten the GEMM's reads, too, and that counts here"
@@ -81,7 +81,7 @@ _ASSUMED = "likely: token counts are recalled, attention's share is assumed"
 class T3(Plain):
     """Claims, traffic, projections and figures, from a table of configurations."""
 
-    columns = (
+    columns: tuple[str, ...] = (
         "schedule.name",
         "schedule.reduction",
         "schedule.near_memory",

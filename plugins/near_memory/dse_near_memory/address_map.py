@@ -58,11 +58,11 @@ class AddressMap:
         """T3's map on a ring. Raises ValueError for an output with fewer lines than GPUs."""
         edges, last = _edges(output_bytes, gpus), gpus - 1
         first = Range(edges[0], edges[1], "remote", "update", incoming=False, forwarded=False)
-        rest = [
+        later = [
             Range(edges[chunk], edges[chunk + 1], "local", "update", incoming=True, forwarded=chunk < last)
             for chunk in range(1, gpus)
         ]
-        return cls((first, *rest))
+        return cls((first, *later))
 
     @classmethod
     def by_kernels(cls, output_bytes: float, gpus: int, *, updates: bool) -> AddressMap:

@@ -1,8 +1,9 @@
 """Requests beside the fluid model of the same designs, and a memory system in which the fluid model's assumptions hold.
 
 These are: banks and turns of the bus take no time, an update takes its channel twice as long as a write, links pace DMA
-commands, CUs end their tiles together, and reads overtake the GEMM's own updates, without a bound. They hold for all
-schedules where a GEMM's own updates are a small part of a wave (`LARGE`: 15 % at most).
+commands, CUs end their tiles together, kernels sum the last chunk once all of it is there, and reads overtake the
+GEMM's own updates, without a bound. They hold for all schedules where a GEMM's own updates are a small part of a wave
+(`LARGE`: 15 % at most).
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ def assumptions(design: RequestDesign) -> dict[str, Any]:
         "tccdl_s": burst_s / 2,  # two columns of a request: an update takes the bank group for two bursts
         "store_buffer": 10**9,
         "lockstep": True,
+        "sums_last": True,
+        "cache_hit_s": 0.0,
         "window_bytes": 256e3,
     }
     return {f"controller.{path}": value for path, value in (values | {f"dram.{n}_s": 0.0 for n in _NO_TIME}).items()}

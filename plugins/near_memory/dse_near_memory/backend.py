@@ -36,6 +36,8 @@ METRICS: Mapping[str, Metric] = {
     "bus_turns": Metric("fraction", "turns of a channel's bus over requests", high=1.0),
     "bus_busy": Metric("fraction", "share of the time in which buses move data", high=1.0 + 1e-9),
     "tracker_spills": Metric("entry", "entries that the tracker evicted or took back"),
+    "queue_found": Metric("request", "requests that one of the GEMM finds in a queue in the first stage, on average"),
+    "rule_threshold": Metric("request", "threshold of waiting requests that T3's arbitration takes then"),
     "tracker_entries": Metric("entry", "largest number of the tracker's entries in use"),
     "cost_proxy": Metric("relative", "hardware cost relative to the reference system"),
 }
@@ -50,7 +52,7 @@ class RequestDesign(OverlapDesign):
 class RequestBackend(Backend):
     """Designs one by one, each in a fraction of a second; rings and schedules of T3 only."""
 
-    version = "2"
+    version = "3"
     metrics = METRICS
     relations: Mapping[str, Metric] = {
         "speedup": Metric("x", "makespan of the baseline / makespan", goal="maximize"),
@@ -120,6 +122,8 @@ class RequestBackend(Backend):
         """Knobs of the schedule and the system that requests read, and every value of the controller."""
         if path in _UNREAD or path.rpartition(".")[2] in LABELS:
             return None
+        if path == "schedule.occupancy_threshold" and get_path(tree, "controller.threshold") != "given":
+            return None
         if path.partition(".")[0] == _SECTION:
             return {} if get_path(tree, path) is not None else None
         return self._fluid.condition(path, _without(tree))
@@ -161,6 +165,8 @@ def measure(outcome: Outcome) -> dict[str, float]:
         "bus_turns": outcome.turns,
         "bus_busy": outcome.busy,
         "tracker_spills": float(outcome.spills),
+        "queue_found": outcome.occupancy,
+        "rule_threshold": float(outcome.rule),
         "tracker_entries": float(outcome.peak_entries),
     }
 

@@ -7,7 +7,7 @@ Times are those of `gpu.dram` of the memory backend, of one machine; what T3 add
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,11 @@ class Controller(SourcedValue):
     address of a byte in its channel, lowest first; the bits between them count the bytes of a row. store_buffer: stores
     of the GEMM that its reads may overtake at a channel. window_bytes: that a DMA command has in flight. wavefronts: of
     a workgroup, each with a region of the tracker: the ways of its sets. sampled_channels: of all channels, which are
-    alike where addresses are hashed; they are simulated, and stand for the others. lockstep: whether CUs wait for one
-    another before they take their next tiles, as the fluid model has it.
+    alike where addresses are hashed; they are simulated, with their slices of the cache, and stand for the others.
+    cache_hit_s: from a CU's request to what the cache holds. threshold: of waiting requests in T3's arbitration, as the
+    schedule gives it or chosen from `thresholds` by the GEMM's first stage (`dse_near_memory.arbiter`). As the fluid
+    model has it: lockstep, whether CUs wait for one another before they take their next tiles; sums_last, whether a
+    kernel sums the last chunk of a reduce-scatter once all of it is there.
     """
 
     name: str
@@ -40,8 +43,12 @@ class Controller(SourcedValue):
     bank_groups: Annotated[Integer, Field(ge=1, le=16)]
     tccdl_s: Annotated[Seconds, Field(ge=0, le=1e-6)]
     lockstep: bool
+    sums_last: bool
     bank_bits: tuple[Annotated[Integer, Field(ge=6, le=24)], ...]
     store_buffer: Annotated[Integer, Field(ge=0, le=10**9)]
+    cache_hit_s: Annotated[Seconds, Field(ge=0, le=1e-5)]
+    threshold: Literal["given", "first_stage"]
+    thresholds: tuple[Annotated[Integer, Field(ge=1, le=1024)], ...]
     window_bytes: Annotated[Bytes, Field(ge=4096)]
     wavefronts: Annotated[Integer, Field(ge=1, le=16)]
     sampled_channels: Annotated[Integer, Field(ge=1, le=128)]

@@ -1,32 +1,33 @@
 """Requests of a GEMM and of the communication that it triggers, at channels and banks of an HBM, in the order of time.
 
-GEMM      a CU multiplies its tiles in steps, and takes its next tiles when they are done, whatever other CUs do; reads
+GEMM      a CU multiplies its tiles in steps, and takes the next ones in the order of launch when they are done; reads
           of a step are issued when the step before it begins (two buffers), and a step begins once they are there.
-          CUs that share a panel of an operand read it once. A CU's output leaves when its last step ends
+          Reads go through the last-level cache (`dse_near_memory.cache`), stores too unless they are updates.
+          A CU's output leaves when its last step ends
 DMA       a command reads a chunk line by line with a window of lines in flight; each line goes over the link, and,
           by symmetry, a line of the next chunk comes in from the neighbour
 tracker   counts updates of a region (of a wavefront's tile in a chunk) as they enter the queue of a channel. A
           region that is complete frees its entry; a chunk whose regions are complete starts its command. A set that
           is full evicts the entry used longest ago, whose counts go to memory until its next update
-channel   a queue, filled from the streams of the GEMM and of communication by a policy; its banks are those of
-          `dse_near_memory.banks`
+channel   a queue, filled from the streams of the GEMM and of communication by a policy (`dse_near_memory.arbiter`); its
+          banks are those of `dse_near_memory.banks`
 """
 
 from __future__ import annotations
 
-from dse_near_memory import banks, state
+from dse_near_memory import arbiter, banks, cache, state
 from dse_near_memory.state import (
     ACTIVE,
     ADMITTED,
     AFTER,
     AFTER_ALL,
     AFTER_CHUNK,
+    ARRIVED,
     BORN,
     BUS,
     COMM,
     COMM_END,
     COMM_READ,
-    COMPUTE_FIRST,
     CREDITED,
     CU_AT,
     CU_COMPUTED,
@@ -34,12 +35,12 @@ from dse_near_memory.state import (
     CU_PENDING,
     CU_READY,
     CU_STEP,
+    CU_UNIT,
     CU_WAITS,
-    CU_WAVE,
     DELIVERED,
     DONE,
     ENDED,
-    FCFS,
+    FOUND,
     FROM_GEMM,
     GEMM_AT,
     GEMM_END,
@@ -53,9 +54,11 @@ from dse_near_memory.state import (
     NEVER,
     NEXT,
     NEXT_CU,
+    NEXT_UNIT,
     NOW,
     NUM_LINES,
     NUM_SENT,
+    OCCUPANCY,
     PACE,
     PEAK,
     PHASE,
@@ -72,6 +75,7 @@ from dse_near_memory.state import (
     STORE,
     STORED,
     STORES_LEFT,
+    SUMS,
     TARGET,
     TARGET_LINES,
     UPDATES,
@@ -84,31 +88,20 @@ from simulators.compiled import flat_over, inline_never
 
 
 @inline_never
-def _push(stream: int, channel: int, place: int, tag: int, s: State) -> None:
-    """Put a request behind the others of its stream (0: reads, 1: stores, 2: communication)."""
-    end = s.tail[stream, channel]
-    s.fifo[stream, channel, end] = place
-    s.tag[stream, channel, end] = tag
-    s.arrived[stream, channel, end] = s.t[NOW]
-    s.tail[stream, channel] = end + 1
-    if s.ct[channel, NEXT] == NEVER:
-        s.ct[channel, NEXT] = max(s.t[NOW], s.ct[channel, BUS])
-
-
-@inline_never
 def _issue_reads(cu: int, w: Work, s: State, r: Rules) -> None:
-    """Ask for what a CU reads for its next step; lines that another CU has asked for come to both."""
-    at = s.cu[cu, CU_WAVE] * r.cus + cu
-    step = s.cu[cu, CU_FETCH]
-    s.cu[cu, CU_PENDING], s.cut[cu, CU_READY] = 0, s.t[NOW]
-    for need in range(w.need_first[at], w.need_first[at + 1]):
-        block = w.need_use[need] * r.steps + step
-        if s.block_left[block] < 0:
-            first, last = w.read_first[block], w.read_first[block + 1]
-            s.block_left[block] = last - first
-            for place in range(first, last):
-                _push(0, w.read_channel[place], w.read_place[place], block, s)
-        s.cu[cu, CU_PENDING] += 1 if s.block_left[block] > 0 else 0
+    """Ask the cache for what a CU reads for its next step, and wait for lines that others have asked for, too."""
+    unit, step = s.cu[cu, CU_UNIT], s.cu[cu, CU_FETCH]
+    s.cu[cu, CU_PENDING], s.cut[cu, CU_READY] = 0, s.t[NOW] + r.cache_hit
+    for need in range(w.need_first[unit], w.need_first[unit + 1]):
+        block = w.need_panel[need] * r.steps + step
+        for place in range(w.read_first[block], w.read_first[block + 1]):
+            if not cache.read(w.read_set[place], w.read_entry[place], w, s, r):
+                s.block_left[block] += 1
+                arbiter.push(0, w.read_channel[place], w.read_place[place], block, s)
+        if s.block_left[block] > 0:
+            waiter = cu * r.needs + need - w.need_first[unit]
+            s.next_waiting[waiter], s.waiting[block] = s.waiting[block], waiter + 1
+            s.cu[cu, CU_PENDING] += 1
         s.cut[cu, CU_READY] = max(s.cut[cu, CU_READY], s.block_at[block])
 
 
@@ -121,83 +114,75 @@ def _schedule(cu: int, at: float, s: State) -> None:
 
 
 @inline_never
-def _receive(block: int, w: Work, s: State, r: Rules) -> None:
+def _receive(block: int, s: State, r: Rules) -> None:
     """Receive a line of a block; with the last one, CUs that wait for it go on."""
     s.block_left[block] -= 1
     s.block_at[block] = max(s.block_at[block], s.t[LAST])
     if s.block_left[block] > 0:
         return
-    use, step = block // r.steps, block % r.steps
-    for user in range(w.user_first[use], w.user_first[use + 1]):
-        cu = w.user_cu[user]
-        if s.cu[cu, CU_WAVE] == w.use_wave[use] and s.cu[cu, CU_FETCH] == step and s.cu[cu, CU_PENDING] > 0:
-            s.cu[cu, CU_PENDING] -= 1
-            s.cut[cu, CU_READY] = max(s.cut[cu, CU_READY], s.block_at[block])
-            if s.cu[cu, CU_WAITS] and s.cu[cu, CU_PENDING] == 0:
-                _schedule(cu, max(s.cut[cu, CU_COMPUTED], s.cut[cu, CU_READY]), s)
+    waiter, s.waiting[block] = s.waiting[block], 0
+    while waiter > 0:
+        cu = (waiter - 1) // r.needs
+        s.cu[cu, CU_PENDING] -= 1
+        s.cut[cu, CU_READY] = max(s.cut[cu, CU_READY], s.block_at[block])
+        if s.cu[cu, CU_WAITS] and s.cu[cu, CU_PENDING] == 0:
+            _schedule(cu, max(s.cut[cu, CU_COMPUTED], s.cut[cu, CU_READY]), s)
+        waiter = s.next_waiting[waiter - 1]
 
 
 @inline_never
-def _issue_stores(first: int, last: int, w: Work, s: State) -> None:
-    """Store lines of a wave's output, in the GPU's own memory or over the link."""
+def _issue_stores(first: int, last: int, w: Work, s: State, r: Rules) -> None:
+    """Store lines of a wave's output: in the cache, past it in the GPU's own memory, or over the link."""
     for place in range(first, last):
         line = w.store_line[place]
         if w.away[w.chunk[line]]:
             s.t[LINK_FREE] = max(s.t[LINK_FREE], s.t[NOW]) + s.t[PACE]
             s.sent_at[s.i[NUM_SENT]] = s.t[LINK_FREE]
             s.i[NUM_SENT] += 1
+        elif r.cached:
+            cache.store(line, w, s, r)
         else:
-            _push(1, w.channel[line], w.place[line], line, s)
+            arbiter.push(1, w.channel[line], w.place[line], line, s)
 
 
 @inline_never
 def _begin_step(cu: int, w: Work, s: State, r: Rules) -> None:
-    """Begin to multiply: fetch for the next step, and write back a part of the last tiles' output from the cache."""
-    wave, step = s.cu[cu, CU_WAVE], s.cu[cu, CU_STEP]
-    end = s.t[NOW] + w.step_ns[wave * r.cus + cu]
+    """Begin to multiply, and fetch for the next step."""
+    step, end = s.cu[cu, CU_STEP], s.t[NOW] + w.step_ns[s.cu[cu, CU_UNIT]]
     s.cut[cu, CU_COMPUTED], s.cu[cu, CU_WAITS] = end, 0
     s.cu[cu, CU_FETCH] = step + 1
     if step + 1 < r.steps:
         _issue_reads(cu, w, s, r)
-    if r.spread and wave > 0:
-        first = w.store_first[(wave - 1) * r.cus + cu]
-        count = w.store_first[(wave - 1) * r.cus + cu + 1] - first
-        _issue_stores(first + count * step // r.steps, first + count * (step + 1) // r.steps, w, s)
     _schedule(cu, end, s)
 
 
 @inline_never
 def _end_tiles(cu: int, w: Work, s: State, r: Rules) -> None:
     """Store a CU's tiles, and take the next ones; in lockstep, once all CUs have stored theirs."""
-    at = s.cu[cu, CU_WAVE] * r.cus + cu
-    s.cu[cu, CU_WAVE] += 1
-    s.cu[cu, CU_STEP] = s.cu[cu, CU_FETCH] = 0
-    is_last = not _has_tiles(cu, w, s, r)
-    if not r.spread or is_last:
-        _issue_stores(w.store_first[at], w.store_first[at + 1], w, s)
-    if is_last:
-        s.i[DONE] += 1
-        s.t[GEMM_END] = s.t[NOW]
+    unit = s.cu[cu, CU_UNIT]
+    if s.t[OCCUPANCY] < 0:
+        arbiter.end_first_stage(w, s, r)
+    _issue_stores(w.store_first[unit], w.store_first[unit + 1], w, s, r)
+    s.i[DONE] += 1
+    s.t[GEMM_END] = s.t[NOW]
+    if s.i[DONE] == r.units:
+        cache.flush(w, s, r)
+        _begin_comm(w, s, r)
+    s.i[ENDED] += 1
     if not r.lockstep:
         _take_tiles(cu, w, s, r)
-        return
-    s.i[ENDED] += 1
-    if s.i[ENDED] == r.cus:
+    elif s.i[ENDED] == r.cus:
         s.i[ENDED] = 0
         for other in range(r.cus):
             _take_tiles(other, w, s, r)
 
 
 @inline_never
-def _has_tiles(cu: int, w: Work, s: State, r: Rules) -> bool:
-    """Tell whether a CU has tiles of its wave."""
-    return s.cu[cu, CU_WAVE] < r.waves and w.step_ns[s.cu[cu, CU_WAVE] * r.cus + cu] > 0.0
-
-
-@inline_never
 def _take_tiles(cu: int, w: Work, s: State, r: Rules) -> None:
-    """Let a CU that has tiles of its wave begin them once what their first step reads is there."""
-    if _has_tiles(cu, w, s, r):
+    """Let a CU begin the next tiles in the order of launch once what their first step reads is there."""
+    if s.i[NEXT_UNIT] < r.units:
+        s.cu[cu, CU_UNIT], s.cu[cu, CU_STEP], s.cu[cu, CU_FETCH] = s.i[NEXT_UNIT], 0, 0
+        s.i[NEXT_UNIT] += 1
         _issue_reads(cu, w, s, r)
         _await_reads(cu, s)
 
@@ -235,7 +220,7 @@ def _begin_comm(w: Work, s: State, r: Rules) -> None:
     if s.i[ACTIVE] or step >= len(w.program):
         return
     after, source = w.program[step, AFTER], w.program[step, SOURCE]
-    idle = s.i[DONE] == r.cus and s.i[STORES_LEFT] == 0
+    idle = s.i[DONE] == r.units and (r.cached or s.i[STORES_LEFT] == 0)  # else what is dirty is in the cache
     if after == AFTER_CHUNK and not w.program[step, FROM_GEMM] and s.chunk_left[source] > 0:
         return
     if after == AFTER_ALL and not idle:
@@ -273,7 +258,7 @@ def _fetch(w: Work, s: State, r: Rules) -> None:
         s.i[ISSUED] += 1
         for copy in range(reads):  # of a second operand from another row of the bank
             place = w.place[line] + copy * r.banks
-            _push(2, w.channel[line], place, 1 if copy + 1 == reads else 0, s)
+            arbiter.push(2, w.channel[line], place, 1 if copy + 1 == reads else 0, s)
         if reads == 0:
             s.t[LAST] = s.t[NOW]
             _send(s)
@@ -288,15 +273,19 @@ def _send(s: State) -> None:
 
 
 @inline_never
-def _deliver(w: Work, s: State) -> None:
+def _deliver(w: Work, s: State, r: Rules) -> None:
     """Receive a line of the neighbour's; as many in all as its target has."""
     s.i[DELIVERED] += 1
     due = s.i[DELIVERED] * s.i[TARGET_LINES] // s.i[NUM_LINES]
-    first = w.chunk_first[w.program[s.i[COMM], TARGET]]
+    first, sums = w.chunk_first[w.program[s.i[COMM], TARGET]], w.program[s.i[COMM], SUMS]
     while s.i[PUSHED] < due:
         line = first + s.i[PUSHED]
         s.i[PUSHED] += 1
-        _push(2, w.channel[line], w.place[line], -2 - line, s)
+        arbiter.push(2, w.channel[line], w.place[line], -2 - line, s)
+        if sums:  # both operands, of which one is in another row of the bank, and the sum
+            arbiter.push(2, w.channel[line], w.place[line], 0, s)
+            arbiter.push(2, w.channel[line], w.place[line] + r.banks, 0, s)
+            arbiter.push(2, w.channel[line], w.place[line], -2 - line, s)
 
 
 @inline_never
@@ -304,7 +293,7 @@ def _spill(channel: int, place: int, s: State, r: Rules) -> None:
     """Move counts of an entry to or from memory: a request of all channels, of which a part is sampled."""
     s.i[SPILLS] += 1
     if s.i[SPILLS] % r.spill_every == 0:
-        _push(2, channel, place, -1, s)
+        arbiter.push(2, channel, place, -1, s)
 
 
 @inline_never
@@ -340,34 +329,6 @@ def _track(line: int, w: Work, s: State, r: Rules) -> None:
 
 
 @inline_never
-def _gemm_stream(channel: int, s: State, r: Rules) -> int:
-    """Reads (0) or stores (1) of the GEMM, whichever goes next, or -1: in order, but stores may be overtaken."""
-    reads, stores = s.tail[0, channel] - s.head[0, channel], s.tail[1, channel] - s.head[1, channel]
-    stream = 0 if reads else -1
-    if stores:
-        first = not reads or s.arrived[1, channel, s.head[1, channel]] <= s.arrived[0, channel, s.head[0, channel]]
-        stream = 1 if first and (not reads or stores > r.store_buffer) else 0
-    return -1 if stream == 1 and s.ci[channel, WRITES] >= r.drain else stream
-
-
-@inline_never
-def _choose_stream(channel: int, s: State, r: Rules) -> int:
-    """Stream of the next request that enters a channel's queue, or -1. Writes have `drain` places of it."""
-    gemm = _gemm_stream(channel, s, r)
-    waits = s.tail[2, channel] > s.head[2, channel]
-    if waits:
-        writes = s.tag[2, channel, s.head[2, channel]] < 0
-        waits = not (writes and s.ci[channel, WRITES] >= r.drain)
-    if not waits or gemm < 0:
-        blocked = r.policy == COMPUTE_FIRST and s.ci[channel, LENGTH] >= r.threshold
-        return gemm if gemm >= 0 or not waits or blocked else 2
-    if r.policy == FCFS:
-        ours, theirs = s.arrived[gemm, channel, s.head[gemm, channel]], s.arrived[2, channel, s.head[2, channel]]
-        return gemm if ours <= theirs else 2
-    return gemm if s.ci[channel, SEEN] < r.turn else 2  # a turn after each of the GEMM's, or after some
-
-
-@inline_never
 def _describe(kind: int, tag: int, w: Work, s: State) -> int:
     """Kind of a request, 4 times its phase, and 16 if it is an update: the step may have ended when it is served."""
     if kind < COMM_READ:
@@ -380,17 +341,19 @@ def _describe(kind: int, tag: int, w: Work, s: State) -> int:
 def _admit(channel: int, w: Work, s: State, r: Rules) -> None:
     """Fill the queue of a channel; updates are tracked as they enter it."""
     while s.ci[channel, LENGTH] < r.queue:
-        stream = _choose_stream(channel, s, r)
+        stream = arbiter.choose_stream(channel, s, r)
         if stream < 0:
             return
-        at, end = s.head[stream, channel], s.ci[channel, LENGTH]
+        at, end = arbiter.first_of(stream, channel, s), s.ci[channel, LENGTH]
         tag = s.tag[stream, channel, at]
-        s.head[stream, channel] = at + 1
+        s.head[stream, channel] += 1
         kind = stream if stream < 2 else COMM_READ if tag >= 0 else INCOMING
         s.queue_place[channel, end] = s.fifo[stream, channel, at]
         s.queue_kind[channel, end] = _describe(kind, tag, w, s)
         s.queue_tag[channel, end], s.queue_born[channel, end] = tag, s.ci[channel, BORN]
         s.queue_from[channel, end] = s.t[NOW]
+        s.t[FOUND] += s.ci[channel, LENGTH]
+        s.i[ARRIVED] += 1
         s.ci[channel, BORN] += 1
         s.ci[channel, LENGTH] = end + 1
         s.ci[channel, WRITES] += kind & 1
@@ -404,7 +367,7 @@ def _admit(channel: int, w: Work, s: State, r: Rules) -> None:
             if r.tracked and w.program[s.i[COMM], PHASE] == 1:
                 _track(-2 - tag, w, s, r)
             s.i[ADMITTED] += 1
-            if s.i[ADMITTED] == s.i[TARGET_LINES]:
+            if s.i[ADMITTED] == s.i[TARGET_LINES] * (1 + w.program[s.i[COMM], SUMS]):
                 _end_comm(w, s)
                 _begin_comm(w, s, r)
         if s.i[STORES_LEFT] == 0:
@@ -434,16 +397,15 @@ def _serve(channel: int, w: Work, s: State, r: Rules) -> None:
     s.counts[SERVED + 3 * kind + phase] += 1 if tag != -1 else 0
     s.t[LAST] = end + r.latency
     if kind == READ:
-        _receive(tag, w, s, r)
+        _receive(tag, s, r)
     elif kind == COMM_READ and tag == 1:
         _send(s)
 
 
-@flat_over(banks, state)
+@flat_over(arbiter, banks, cache, state)
 def run(w: Work, s: State, r: Rules) -> float:
     """Serve all requests of a run; return when the last has been served [ns]."""
     for cu in range(r.cus):
-        s.i[DONE] += 0 if _has_tiles(cu, w, s, r) else 1
         _take_tiles(cu, w, s, r)
     _begin_comm(w, s, r)
     end = 0.0
@@ -465,7 +427,7 @@ def run(w: Work, s: State, r: Rules) -> float:
         if now == s.t[GEMM_AT]:
             _gemm_event(w, s, r)
         elif now == delivery:
-            _deliver(w, s)
+            _deliver(w, s, r)
         elif now == credit:
             s.i[CREDITED] += 1
             if not w.program[s.i[COMM], FROM_GEMM]:

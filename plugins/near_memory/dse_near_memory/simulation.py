@@ -3,7 +3,7 @@
 All GPUs of the ring are alike but for their place in it: GPU i makes chunk i first, so that each sends the chunk at one
 place of its order while it receives that of the next place. One GPU stands for all, and what it sends comes in.
 
-serial    the GEMM, its output through the cache (written back during the wave after), then both collectives by kernels
+serial    the GEMM, its output through the cache, then both collectives by kernels, past it
 ideal     the GEMM alone and the reduce-scatter alone, of which the longer counts, then the all-gather
 tracked   the address map, the tracker and DMA commands of T3, then the all-gather by a kernel
 """
@@ -11,7 +11,7 @@ tracked   the address map, the tracker and DMA commands of T3, then the all-gath
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,18 @@ from dse_near_memory import engine
 from dse_near_memory import state as fields
 from dse_near_memory.address_map import LINE_BYTES, AddressMap
 from dse_near_memory.controller import Controller
-from dse_near_memory.requests import Output, Reads, Shares, gemm_reads, output_lines, share_out
+from dse_near_memory.requests import (
+    CACHE_LINE_BYTES,
+    SLICES,
+    Output,
+    Reads,
+    Shares,
+    gemm_reads,
+    output_lines,
+    share_out,
+)
 from dse_near_memory.state import NEVER, Rules, State, Work
-from dse_near_memory.tiles import Uses, tile_gemm
+from dse_near_memory.tiles import Tiling, tile_gemm
 from search_spaces.triggered import TriggeredSchedule
 from simulators.costs.transfer import TransferMode, rate
 from simulators.hardware.machine import System
@@ -46,6 +55,8 @@ class Outcome:
     seconds: all of it. gemm_s: until the last product. reduce_s, gather_s: of the collectives after it, or beside it.
     traffic: bytes at the HBM by component. row_hits, turns: for each request. spills: entries that the tracker evicted
     or took back. peak_entries: entries of the tracker in use. busy: share of the time that the buses move data.
+    occupancy: requests that one of the GEMM finds in its queue in the first stage, on average. rule: the threshold that
+    T3's arbitration takes then.
     """
 
     seconds: float
@@ -58,6 +69,8 @@ class Outcome:
     spills: int
     peak_entries: int
     busy: float
+    occupancy: float
+    rule: int
 
 
 @dataclass(frozen=True)
@@ -74,19 +87,21 @@ class SubLayer:
         if self.schedule.reduction != "ideal":
             return self._outcome(self.run())
         gemm = self._run(self._map, [])
-        moved = self._run(self._map, _by_kernels(self._gpus, self._near, streamed=self._near), gemm=False)
+        moved = self._run(self._map, self._by_kernels(streamed=self._near), gemm=False)
         alone, both = self._outcome(gemm), self._outcome(moved)
-        seconds = max(float(gemm.state.t[fields.STORED]) / _NS, both.reduce_s) + both.gather_s
+        stored = fields.GEMM_END if gemm.rules.cached else fields.STORED
+        seconds = max(float(gemm.state.t[stored]) / _NS, both.reduce_s) + both.gather_s
         traffic = {name: alone.traffic[name] + both.traffic[name] for name in PARTS}
-        values = {"row_hits": alone.row_hits, "turns": alone.turns, "spills": 0, "peak_entries": 0}
-        times = (seconds, alone.gemm_s, both.reduce_s, both.gather_s)
-        return Outcome(*times, traffic, **values, busy=alone.busy)  # type: ignore[arg-type]
+        return replace(alone, seconds=seconds, reduce_s=both.reduce_s, gather_s=both.gather_s, traffic=traffic)
 
     def run(self) -> Run:
         """One run of the GEMM with its collectives, as a schedule that is not ideal has it."""
         if self.schedule.reduction == "tracked":
             return self._run(self._map, _tracked(self._gpus), tracked=True)
-        return self._run(self._map, _by_kernels(self._gpus, self._near, streamed=False))
+        return self._run(self._map, self._by_kernels(streamed=False))
+
+    def _by_kernels(self, *, streamed: bool) -> list[tuple[int, ...]]:
+        return _by_kernels(self._gpus, self._near, streamed=streamed, sums_last=self.controller.sums_last)
 
     @property
     def _near(self) -> bool:
@@ -97,40 +112,47 @@ class SubLayer:
         return int(self.workload.overlap().gemm.shards)
 
     @property
-    def uses(self) -> Uses:
-        """Panels of the GEMM. Updates pass by the cache; plain stores go through it."""
+    def tiling(self) -> Tiling:
+        """Tiles of the GEMM."""
         gemm = self.workload.overlap().gemm
         shape = (int(gemm.m), int(gemm.local_n), int(gemm.local_k))
-        bypass = self._near and self.schedule.reduction != "serial"
-        return tile_gemm(self.system.gpu, shape, precision=gemm.precision, bypass=bypass)
+        return tile_gemm(self.system.gpu, shape, precision=gemm.precision)
+
+    @property
+    def _sets(self) -> int:
+        """Sets of a slice of the cache."""
+        llc = self.system.gpu.llc
+        if llc is None:
+            raise ValueError("waves of requests need system.gpu.llc")
+        return max(1, round(llc.bytes / (self.controller.dram.channels * SLICES * CACHE_LINE_BYTES * llc.ways)))
 
     @property
     def _map(self) -> AddressMap:
-        size = self.uses.tiling.output_bytes
+        size = self.tiling.output_bytes
         return address_map(self.schedule, size, self._gpus)
 
     def _run(
         self, addresses: AddressMap, program: Sequence[Sequence[int]], *, gemm: bool = True, tracked: bool = False
     ) -> Run:
         """Run a GEMM, or none, with steps of communication."""
-        uses = self.uses
-        tracker = self.system.gpu.tracker
-        sets = int(tracker.num_entries) if tracker else 1
-        controller = self.controller
-        key = (addresses, sets)
-        output = _OUTPUTS.get(lambda: output_lines(uses.tiling, addresses, controller, sets), uses, controller, key=key)
+        tiling, controller, tracker, sets = self.tiling, self.controller, self.system.gpu.tracker, self._sets
+        entries = int(tracker.num_entries) if tracker else 1
+        lines = lambda: output_lines(tiling, addresses, controller, entries, sets)  # noqa: E731
+        output = _OUTPUTS.get(lines, controller, key=(tiling, addresses, entries, sets))
         if np.any(np.diff(output.chunk_first) == 0):
             raise ValueError("a chunk has no line at the sampled channels: sample more of them")
-        reads = _READS.get(lambda: gemm_reads(uses, controller), uses, controller)
+        reads = _READS.get(lambda: gemm_reads(tiling, controller, sets), controller, key=(tiling, sets))
+        shares = _SHARES.get(lambda: share_out(tiling), key=tiling)
         updates = self._near and self.schedule.reduction != "serial"
-        rules = self._rules(uses, sets, tracked=tracked, waves=uses.tiling.waves if gemm else 0, spread=not updates)
-        work = _work(reads, output, addresses, program, shares=_SHARES.get(lambda: share_out(uses), uses))
-        work = work._replace(store_updates=int(updates))
-        state = _state(work, rules, output, addresses)
+        rules = self._rules(tiling, entries, tracked=tracked, gemm=gemm, cached=not updates)
+        rules = rules._replace(needs=int(np.diff(shares.need_first).max()))
+        work = _work(reads, output, addresses, program, shares=shares)
+        work = work._replace(store_updates=int(updates), thresholds=np.array(sorted(controller.thresholds), np.int64))
+        state = _state(work, rules, output, addresses, sets)
         end = engine.run(work, state, rules)
-        return Run(work, state, rules, end, reads.total if gemm else 0, addresses, gemm)
+        return Run(work, state, rules, end, reads.every_line, addresses, gemm)
 
-    def _rules(self, uses: Uses, sets: int, *, tracked: bool, waves: int, spread: bool) -> Rules:
+    def _rules(self, tiling: Tiling, entries: int, *, tracked: bool, gemm: bool, cached: bool) -> Rules:
         controller, dram, gpu = self.controller, self.controller.dram, self.system.gpu
         burst, columns = controller.burst_s * _NS, LINE_BYTES / 32
         share = controller.sampled_channels / dram.channels
@@ -152,6 +174,7 @@ class SubLayer:
             update_group=group * update_columns,
             **times,
             latency=(dram.tcl_s + dram.hop_s) * _NS,
+            cache_hit=controller.cache_hit_s * _NS,
             **{name: LINE_BYTES / (pace * share) * _NS for name, pace in paces.items()},
             hop=float(self.system.node.hop_latency_s or 0.0) * _NS,
             setup=float(gpu.dma.setup_s) * _NS if tracked else 0.0,
@@ -161,18 +184,20 @@ class SubLayer:
             queue=dram.queue,
             drain=dram.write_buffer,
             policy=_POLICIES[policy or "fcfs"],
-            threshold=int(self.schedule.occupancy_threshold or 0),
+            threshold=int(self.schedule.occupancy_threshold or 0) if controller.threshold == "given" else 0,
             turn=1 if guaranteed is None else max(1, round((1 - float(guaranteed)) / float(guaranteed))),
             store_buffer=overtaken,
             window=max(1, round(controller.window_bytes / LINE_BYTES * share)),
-            spread=int(spread),
+            cached=int(cached),
+            cache_ways=int(gpu.llc.ways) if gpu.llc else 1,
+            needs=1,
             tracked=int(tracked),
-            sets=sets,
+            sets=entries,
             ways=controller.wavefronts,
             spill_every=max(1, round(1 / share)),
-            steps=uses.tiling.steps,
-            waves=waves,
-            cus=uses.tiling.concurrent if waves else 0,
+            steps=tiling.steps,
+            units=tiling.units if gemm else 0,
+            cus=tiling.concurrent if gemm else 0,
             lockstep=int(controller.lockstep),
         )
 
@@ -191,18 +216,20 @@ class SubLayer:
         busy = total * run.rules.burst / run.rules.channels / _NS / seconds
         times = (seconds, gemm_s, reduced, max(0.0, float(t[fields.COMM_END]) - reduced))
         shares = (hits / total, int(s.counts[fields.TURNS]) / total)
-        return Outcome(*times, run.traffic, *shares, int(s.i[fields.SPILLS]), int(s.i[fields.PEAK]), busy)
+        tracker = (int(s.i[fields.SPILLS]), int(s.i[fields.PEAK]))
+        first = (max(0.0, float(s.t[fields.OCCUPANCY])), int(s.i[fields.RULE]))
+        return Outcome(*times, run.traffic, *shares, *tracker, busy, *first)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run of the engine. read_lines: of the GEMM at all channels."""
+    """A run of the engine. every_line: lines of the inputs at all channels over those at sampled ones."""
 
     work: Work
     state: State
     rules: Rules
     end: float
-    read_lines: int
+    every_line: float
     addresses: AddressMap
     gemm: bool
 
@@ -213,16 +240,17 @@ class Run:
 
     @property
     def traffic(self) -> dict[str, float]:
-        """Bytes at all channels by component, from the address map and the program."""
+        """Bytes at all channels by component: reads of the GEMM as the cache lets them pass, others as mapped."""
         parts = dict.fromkeys(PARTS, 0.0)
         lines = [part.lines for part in self.addresses.ranges]
         if self.gemm:
-            parts["GEMM reads"] = float(self.read_lines * LINE_BYTES)
+            parts["GEMM reads"] = float(self.served[fields.READ].sum() * self.every_line * LINE_BYTES)
             parts["GEMM writes"] = float(self.addresses.updates()[0] * LINE_BYTES)
         for step in self.work.program.tolist():
             name = "AG" if step[fields.PHASE] == _AG else "RS"
-            parts[f"{name} reads"] += float(step[fields.READS] * lines[step[fields.SOURCE]] * LINE_BYTES)
-            parts[f"{name} writes"] += float(lines[step[fields.TARGET]] * LINE_BYTES)
+            sent, came, sums = lines[step[fields.SOURCE]], lines[step[fields.TARGET]], step[fields.SUMS]
+            parts[f"{name} reads"] += float((step[fields.READS] * sent + 2 * sums * came) * LINE_BYTES)
+            parts[f"{name} writes"] += float((1 + sums) * came * LINE_BYTES)
         return parts
 
 
@@ -236,21 +264,24 @@ def address_map(schedule: TriggeredSchedule, output_bytes: float, gpus: int) -> 
 
 def _tracked(gpus: int) -> list[tuple[int, ...]]:
     """Steps of T3: the first chunk comes from the neighbour's GEMM, others by DMA commands; then the all-gather."""
-    first = (0, 0, 1, 1, 1, fields.AFTER_STEP, _RS)
-    sent = [(chunk, 1, chunk + 1, 1, 0, fields.AFTER_CHUNK, _RS) for chunk in range(1, gpus - 1)]
+    first = (0, 0, 1, 1, 1, fields.AFTER_STEP, _RS, 0)
+    sent = [(chunk, 1, chunk + 1, 1, 0, fields.AFTER_CHUNK, _RS, 0) for chunk in range(1, gpus - 1)]
     return [first, *sent, *_gather_steps(gpus)]
 
 
-def _by_kernels(gpus: int, near_memory: bool, *, streamed: bool) -> list[tuple[int, ...]]:
-    """Steps of a ring by kernels: each adds what has come in to its own; near memory that is an update. streamed: the
-    first chunk is there already, as it left while it was made.
+def _by_kernels(gpus: int, near_memory: bool, *, streamed: bool, sums_last: bool) -> list[tuple[int, ...]]:
+    """Steps of a ring by kernels: each adds what has come in to its own; near memory that is an update.
+
+    streamed: the first chunk is there already, as it left while it was made. sums_last: the last chunk is summed once
+    all of it is there, not as it comes in.
     """
     steps = []
     for hop in range(1, gpus):
         reads = 0 if hop == 1 and streamed else 1 if near_memory or hop == 1 else 2
         after = fields.AFTER_ALL if hop == 1 else fields.AFTER_STEP
-        steps.append((hop - 1, reads, hop, int(near_memory), 0, after, _RS))
-    final = [] if near_memory else [(gpus - 1, 2, gpus - 1, 0, 0, fields.AFTER_STEP, _RS)]
+        sums = int(hop == gpus - 1 and not near_memory and not sums_last)
+        steps.append((hop - 1, reads, hop, int(near_memory), 0, after, _RS, sums))
+    final = [(gpus - 1, 2, gpus - 1, 0, 0, fields.AFTER_STEP, _RS, 0)] if sums_last and not near_memory else []
     return [*steps, *final, *_gather_steps(gpus)]
 
 
@@ -258,7 +289,7 @@ def _gather_steps(gpus: int) -> list[tuple[int, ...]]:
     """Steps of a ring all-gather by a kernel."""
     order = [(gpus - 1 + hop) % gpus for hop in range(gpus)]
     afters = [fields.AFTER_ALL, *[fields.AFTER_STEP] * gpus]
-    return [(order[hop], 1, order[hop + 1], 0, 0, afters[hop], _AG) for hop in range(gpus - 1)]
+    return [(order[hop], 1, order[hop + 1], 0, 0, afters[hop], _AG, 0) for hop in range(gpus - 1)]
 
 
 _READS, _OUTPUTS, _SHARES = Memo[Reads](32), Memo[Output](32), Memo[Shares](32)
@@ -272,17 +303,18 @@ def _work(
     away = np.array([part.place == "remote" for part in addresses.ranges], np.int64)
     steps = np.array(program, np.int64).reshape(len(program), fields.STEP_FIELDS)
     return Work(
-        reads.first, reads.channel, reads.place, shares.use_wave, shares.user_first, shares.user_cu, shares.need_first,
-        shares.need_use, output.stores_first, output.stores, output.channel, output.place, output.chunk, output.region,
-        output.chunk_first, away, output.region_set, steps, shares.step_ns, 0,
+        reads.first, reads.channel, reads.place, reads.where, reads.entry, shares.need_first, shares.need_panel,
+        output.stores_first, output.stores, output.channel, output.place, output.chunk, output.region, output.where,
+        output.entry, output.chunk_first, away, output.region_set, steps, np.zeros(0, np.int64), shares.step_ns, 0,
     )  # fmt: skip
 
 
-def _state(work: Work, rules: Rules, output: Output, addresses: AddressMap) -> State:
+def _state(work: Work, rules: Rules, output: Output, addresses: AddressMap, sets: int) -> State:
     """State before the first event: queues empty, rows closed, counters at the updates that they wait for."""
     shape = (rules.channels, rules.queue)
     times, integers = np.zeros(fields.TIMES), np.zeros(fields.INTS, np.int64)
     times[[fields.GEMM_AT, fields.STARTS]] = NEVER
+    times[fields.OCCUPANCY] = -1.0
     integers[fields.STORES_LEFT] = int((1 - work.away[output.chunk]).sum()) if rules.cus else 0
     blocks, cu_times = len(work.read_first) - 1, np.zeros((rules.cus, fields.CU_TIMES))
     cu_times[:, fields.CU_AT] = NEVER
@@ -295,11 +327,13 @@ def _state(work: Work, rules: Rules, output: Output, addresses: AddressMap) -> S
     left = np.bincount(output.region, weights=expected[output.chunk], minlength=len(output.region_set))
     slots = _capacity(work, rules, output)
     longest = max(int(np.diff(output.chunk_first).max()), 1)
-    fifo = (3, rules.channels, slots)
+    fifo, cache = (3, rules.channels, slots), (rules.channels * SLICES * sets, rules.cache_ways)
     return State(
         i=integers, t=times, counts=np.zeros(fields.COUNTS, np.int64),
         cu=np.zeros((rules.cus, fields.CU_INTS), np.int64), cut=cu_times,
-        block_left=np.full(blocks, -1, np.int64), block_at=np.zeros(blocks),
+        block_left=np.zeros(blocks, np.int64), block_at=np.zeros(blocks), waiting=np.zeros(blocks, np.int64),
+        next_waiting=np.zeros(rules.cus * rules.needs, np.int64), cache_line=np.full(cache, -1, np.int32),
+        cache_used=np.zeros(cache, np.int64), cache_there=np.zeros((*cache, 2), np.int64),
         fifo=np.empty(fifo, np.int64), tag=np.empty(fifo, np.int64), arrived=np.empty(fifo),
         head=np.zeros(fifo[:2], np.int64), tail=np.zeros(fifo[:2], np.int64),
         ci=np.zeros((rules.channels, fields.CHANNEL_INTS), np.int64), ct=channels,
@@ -313,12 +347,16 @@ def _state(work: Work, rules: Rules, output: Output, addresses: AddressMap) -> S
 
 
 def _capacity(work: Work, rules: Rules, output: Output) -> int:
-    """Largest number of requests of one stream at one channel."""
+    """Largest number of requests of one stream that wait at one channel, as a power of two.
+
+    Of reads, CUs have those of one step under way.
+    """
     lines = np.zeros((len(work.chunk_first) - 1, rules.channels), np.int64)
     np.add.at(lines, (output.chunk, output.channel), 1)
     moved = np.zeros(rules.channels, np.int64)
     for step in work.program.tolist():
-        moved += step[fields.READS] * lines[step[fields.SOURCE]] + lines[step[fields.TARGET]]
+        moved += step[fields.READS] * lines[step[fields.SOURCE]]
+        moved += (1 + 3 * step[fields.SUMS]) * lines[step[fields.TARGET]]
     spilled = 4 * len(output.line) // rules.spill_every + 1 if rules.tracked else 0  # two for each of two updates
-    reads = np.bincount(work.read_channel, minlength=rules.channels)
-    return int(max(moved.max() + spilled, lines.sum(axis=0).max(), reads.max()))
+    reads = rules.cus * rules.needs * int(np.diff(work.read_first).max())
+    return 1 << int(max(moved.max() + spilled, lines.sum(axis=0).max(), reads)).bit_length()

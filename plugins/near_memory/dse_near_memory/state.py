@@ -9,30 +9,35 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Ways = NDArray[np.int32]
 
 READ, STORE, COMM_READ, INCOMING = range(4)
 """Kinds of requests: of the GEMM, and of communication."""
 FCFS, FAIR, COMPUTE_FIRST = range(3)
 AFTER_CHUNK, AFTER_STEP, AFTER_ALL = range(3)
 """When a step of communication begins: its source is complete, the step before it has ended, or all before it has."""
-# fields of a step of communication. FROM_GEMM: lines come from the GEMM's stores, not from reads
-SOURCE, READS, TARGET, UPDATES, FROM_GEMM, AFTER, PHASE, STEP_FIELDS = range(8)
+# fields of a step of communication. FROM_GEMM: lines come from the GEMM's stores, not from reads. SUMS: what comes in
+# is added to the GPU's own at once
+SOURCE, READS, TARGET, UPDATES, FROM_GEMM, AFTER, PHASE, SUMS, STEP_FIELDS = range(9)
 # integers of the state
-(DONE, ENDED, NEXT_CU, COMM, ACTIVE, ISSUED, CREDITED, DELIVERED, PUSHED, ADMITTED, NUM_SENT, STORES_LEFT,
- SPILLS, LIVE, PEAK, STAMP, NUM_LINES, TARGET_LINES, INTS) = range(19)  # fmt: skip
+(DONE, ENDED, NEXT_CU, NEXT_UNIT, COMM, ACTIVE, ISSUED, CREDITED, DELIVERED, PUSHED, ADMITTED, NUM_SENT, STORES_LEFT,
+ SPILLS, LIVE, PEAK, STAMP, NUM_LINES, TARGET_LINES, ARRIVED, RULE, THRESHOLD, INTS) = range(23)  # fmt: skip
 # times of the state. STORED: all of the GEMM's own stores are in queues. PACE, HOP: of a line over the link. LAST: the
-# last request served is there
-NOW, GEMM_AT, LINK_FREE, STARTS, GEMM_END, COMM_END, RS_END, STORED, LAST, PACE, HOP, TIMES = range(12)
+# last request served is there. FOUND: sum of requests in a queue that others find there, OCCUPANCY: its mean
+# in the first stage
+(NOW, GEMM_AT, LINK_FREE, STARTS, GEMM_END, COMM_END, RS_END, STORED, LAST, PACE, HOP, FOUND, OCCUPANCY,
+ TIMES) = range(14)  # fmt: skip
 # counts
-ROW_HITS, ACTIVATIONS, TURNS, REFRESHES, SERVED = 0, 1, 2, 3, 4  # SERVED: by kind and phase, 4 kinds x 3
+ROW_HITS, ACTIVATIONS, TURNS, REFRESHES, LOOK_UPS, SERVED = range(6)  # SERVED: by kind and phase, 4 kinds x 3
 COUNTS = SERVED + 12
 # of a channel: integers and times. LENGTH, WRITES: requests, and writes of them, in its queue. SEEN: admissions
 # of the GEMM's since the last of communication's
 LENGTH, WRITES, SEEN, LAST_KIND, BORN, CHANNEL_INTS = range(6)
 NEXT, BUS, GATE, REFRESH, CHANNEL_TIMES = range(5)
 ROW, LAST_USE, OPENED, BANK_FIELDS = range(4)
-# of a CU: integers and times. FETCH: the step whose reads it asked for last; PENDING: blocks of it that are not there
-CU_WAVE, CU_STEP, CU_FETCH, CU_PENDING, CU_WAITS, CU_INTS = range(6)
+# of a CU: integers and times. UNIT: its tiles; FETCH: the step whose reads it asked for last; PENDING: blocks of it
+# that are not there
+CU_UNIT, CU_STEP, CU_FETCH, CU_PENDING, CU_WAITS, CU_INTS = range(6)
 CU_AT, CU_COMPUTED, CU_READY, CU_TIMES = range(4)
 NEVER = 1e300
 
@@ -53,6 +58,7 @@ class Rules(NamedTuple):
     trefi: float
     trfc: float
     latency: float
+    cache_hit: float
     send: float
     gather: float
     final: float
@@ -68,13 +74,15 @@ class Rules(NamedTuple):
     turn: int
     store_buffer: int
     window: int
-    spread: int
+    cached: int
+    cache_ways: int
+    needs: int
     tracked: int
     sets: int
     ways: int
     spill_every: int
     steps: int
-    waves: int
+    units: int
     cus: int
     lockstep: int
 
@@ -82,31 +90,34 @@ class Rules(NamedTuple):
 class Work(NamedTuple):
     """Requests of the sampled channels. Places are row * banks + bank.
 
-    A block is what a use of a panel by a wave reads in one step of k. read_first [uses * steps + 1]: into read_channel,
-    read_place. use_wave [uses]; user_first [uses + 1]: into user_cu. need_first [waves * CUs + 1]: into need_use.
-    step_ns [waves * CUs]. store_first [waves * CUs + 1]: into store_line, lines of the output. channel, place, chunk,
-    region of each line of the output; chunk_first [N + 1]. away: whether a chunk is stored at the neighbour.
-    region_set: set of a region's entry. program [S, STEP_FIELDS]. store_updates: whether the GEMM's stores are updates.
+    A block is what a panel has for one step of k. read_first [panels * steps + 1]: into read_channel, read_place, and
+    read_set, read_entry: set of the cache, and twice the line of it with the half of the line. A unit is the tiles that
+    a CU takes at once. need_first [units + 1]: into need_panel. step_ns [units]. store_first [units + 1]: into
+    store_line, lines of the output. channel, place, chunk, region, store_set, store_entry of each line of the output;
+    chunk_first [N + 1]. away: whether a chunk is stored at the neighbour. region_set: set of a region's entry. program
+    [S, STEP_FIELDS]. thresholds: that arbitration chooses from. store_updates: whether the GEMM's stores are updates.
     """
 
     read_first: Ints
     read_channel: Ints
     read_place: Ints
-    use_wave: Ints
-    user_first: Ints
-    user_cu: Ints
+    read_set: Ints
+    read_entry: Ints
     need_first: Ints
-    need_use: Ints
+    need_panel: Ints
     store_first: Ints
     store_line: Ints
     channel: Ints
     place: Ints
     chunk: Ints
     region: Ints
+    store_set: Ints
+    store_entry: Ints
     chunk_first: Ints
     away: Ints
     region_set: Ints
     program: Ints
+    thresholds: Ints
     step_ns: Floats
     store_updates: int
 
@@ -114,8 +125,10 @@ class Work(NamedTuple):
 class State(NamedTuple):
     """State of a run. fifo [3, C, n]: places and tags of what waits; arrived: since when; head, tail [3, C].
 
-    cu [CUs, CU_INTS], cut [CUs, CU_TIMES]. block_left: lines of a block that are not there, -1 before they are asked
-    for; block_at: when the last one was. queue_* [C, Q]: requests that a channel schedules among. left: updates that a
+    cu [CUs, CU_INTS], cut [CUs, CU_TIMES]. block_left: lines of a block that are under way; block_at: when the last one
+    was there. waiting [blocks], next_waiting [CUs * needs]: lists of who waits for a block, of CU * needs + need + 1.
+    cache_line, cache_used [sets, ways]; cache_there [sets, ways, 2]: 0, 1 for what was read, or 2 with the line of the
+    output that is to be written back. queue_* [C, Q]: requests that a channel schedules among. left: updates that a
     region, a chunk's regions wait for. entry, used [sets, ways]: of the tracker. spilled: regions whose counts are in
     memory. sent_at: of lines of a step.
     """
@@ -127,6 +140,11 @@ class State(NamedTuple):
     cut: Floats
     block_left: Ints
     block_at: Floats
+    waiting: Ints
+    next_waiting: Ints
+    cache_line: Ways
+    cache_used: Ints
+    cache_there: Ints
     fifo: Ints
     tag: Ints
     arrived: Floats
