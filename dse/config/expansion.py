@@ -15,7 +15,7 @@ import re
 import signal
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from decimal import Decimal
 from pathlib import Path
 from types import FrameType
@@ -25,6 +25,7 @@ from dse.config.options import catalogued, list_options
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.space import Knob
 
+_SECTION = re.compile(r"(?!space|study)[a-z_]+=\{.+\}")
 MOST_WEIGHT = 20_000_000
 """Characters of a resolved configuration, with _EACH for every value that is resolved on the way."""
 MOST_SECONDS = 60.0
@@ -218,6 +219,27 @@ def check_options(runs: Iterable[Mapping[str, str]], groups: Collection[str], fo
         if value not in known and not catalogued(group, value):
             check.add(group, "is no option of this group", value=value, way_out=did_you_mean(value, known))
     check.done()
+
+
+def each_value(words: Iterable[str]) -> list[str]:
+    """Words with one for each value of a mapping that is typed for a section; the space counts whole.
+
+    >>> each_value(["run={mode: training, batch: 4}", "space={run: {batch: 'choice(1,2)'}}"])
+    ['run.mode=training', 'run.batch=4', "space={run: {batch: 'choice(1,2)'}}"]
+    """
+    return [value for word in words for value in (_values(word) if _SECTION.fullmatch(word) else [word])]
+
+
+def _values(word: str) -> list[str]:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    from dse.config.overrides import override
+
+    with suppress(HydraException):  # composition tells what is wrong
+        values: Any = OverridesParser.create().parse_override(word).value()
+        return [override(f"{word.partition('=')[0]}.{name}", value) for name, value in values.items()]
+    return [word]
 
 
 def _choices(word: str, groups: Collection[str]) -> list[str]:

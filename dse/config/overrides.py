@@ -1,15 +1,13 @@
-"""Overrides as words of the command line: from names and values as `dse.run` takes them, and from mappings."""
+"""Overrides from Python: names and values as `dse.run` takes them, in the words of the command line."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")  # words that Hydra's grammar takes without quotes
-_SECTION = re.compile(r"(?!space|study)[a-z_]+=\{.+\}")
 _WORDS = frozenset({"null", "true", "false", "nan", "inf"})  # which it reads as other values
 
 
@@ -26,25 +24,6 @@ def override(name: str, value: Any) -> str:
     'workload.shapes=[{name: mine, m: 8192}]'
     """
     return f"{name.replace('__', '.')}={_text(value)}"
-
-
-def each_value(words: Iterable[str]) -> list[str]:
-    """Words with one for each value of a mapping that is typed for a section; the space counts whole.
-
-    >>> each_value(["run={mode: training, batch: 4}", "space={run: {batch: 'choice(1,2)'}}"])
-    ['run.mode=training', 'run.batch=4', "space={run: {batch: 'choice(1,2)'}}"]
-    """
-    return [value for word in words for value in (_values(word) if _SECTION.fullmatch(word) else [word])]
-
-
-def _values(word: str) -> list[str]:
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    with suppress(HydraException):  # composition tells what is wrong
-        values: Any = OverridesParser.create().parse_override(word).value()
-        return [override(f"{word.partition('=')[0]}.{name}", value) for name, value in values.items()]
-    return [word]
 
 
 def _text(value: Any) -> str:

@@ -358,9 +358,10 @@ def _layer(step: Iteration) -> pd.DataFrame:
     """Tasks of one layer, from its start on, with one lane for all links."""
     import pandas as pd
 
-    # layers count from 0: unlike the first, this one follows another layer
-    rows = [vars(task) for task in intervals(step) if task.name.startswith(f"layer {_AROUND}: ")]
-    forward = pd.DataFrame([row for row in rows if not any(mark in row["name"] for mark in _BACKWARD)])
+    tasks = [vars(task) for task in intervals(step)]
+    # layers count from 0: unlike the first, the second follows another layer, if there is one
+    second, first = ([row for row in tasks if row["name"].startswith(f"layer {layer}: ")] for layer in (_AROUND, 0))
+    forward = pd.DataFrame([row for row in second or first if not any(mark in row["name"] for mark in _BACKWARD)])
     start = forward["start_s"].min()
     lanes = forward["lane"].where(forward["lane"] == "compute", "links")  # links of a layer are busy together
     return forward.assign(lane=lanes, start_s=forward["start_s"] - start, finish_s=forward["finish_s"] - start)
@@ -375,8 +376,8 @@ def command(words: Sequence[str]) -> CommandAnswer:
     A plan that is given is judged, and not searched. 3 where a step fits in no point that was searched.
     """
     from dse.config.compose import request
+    from dse.config.expansion import each_value
     from dse.config.options import overrides, own_folder
-    from dse.config.overrides import each_value
     from dse.run_study import run
     from dse.study.plan import plan
 
