@@ -276,9 +276,6 @@ class Backend:
         """Why nothing can be evaluated on this machine, with the way out; "" where it can, as by default."""
         return ""
 
-    def prepare(self) -> None:
-        """Begin, in processes of its own, what the first call would take long for; a study calls it at its start."""
-
     def sections(self, tree: Tree) -> None:
         """Raise ConfigError unless a tree holds the sections of a design and no others; `design` does so by default."""
 
@@ -413,7 +410,9 @@ class Canonical(Protocol):
         """Dotted path -> the value that stands for all others where the leaf changes nothing; cheap."""
 
     def idle(self, batches: Sequence[Batch], path: str, value: Any) -> Sequence[NDArray[np.bool_]]:
-        """For each batch, at which designs [B] the leaf at `path` may be `value` with the same result to rounding."""
+        """For each batch, at which of its designs [B] the leaf at `path` may be `value` with the same result, but for
+        rounding.
+        """
 
 
 def check_results(results: Results, metrics: Mapping[str, Metric]) -> Results:

@@ -39,7 +39,6 @@ def run(planned: Plan) -> tuple[Path, int]:
     """Evaluate a study and write everything; its folder, and 0, or 3 if points failed. Raises ConfigError."""
     for note in check_typed(planned):
         print(f"note: {note}", file=sys.stderr)
-    planned.backend.prepare()
     drawing = FigureWorkers(planned.settings.figures)
     with _open_tracking(planned) as background, closing(drawing):
         outputs, findings = _evaluate(planned, drawing)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import functools
 import importlib
-import inspect
 import multiprocessing
 import os
 import subprocess
@@ -51,13 +50,9 @@ def compile_ahead(kernel: Callable[..., Any], *arrays: NDArray[Any]) -> None:
     """Begin to compile a kernel for arrays of these types in a process of its own, for which its first call waits.
 
     It begins once, and not where machine code is known or would not be kept, a worker asks, or there is a single core.
-    It does not import numba.
     """
     alone = len(os.sched_getaffinity(0)) < 2 or multiprocessing.parent_process() is not None
-    if alone or _AHEAD in kernel.__dict__ or _has_machine_code(kernel):
-        return
-    folder = _cache_of(kernel)
-    if not os.access(next(path for path in (folder, *folder.parents) if path.exists()), os.W_OK):
+    if alone or _AHEAD in kernel.__dict__ or is_compiled(kernel) or dispatcher_of(kernel).stats.cache_path is None:
         return
     types = [f"{array.dtype.str} {array.ndim}" for array in arrays]
     command = [sys.executable, "-c", _COMPILE, kernel.__module__, kernel.__name__, *types]
@@ -112,7 +107,6 @@ def _part(part: Callable[..., Any], options: dict[str, Any]) -> Callable[..., An
 _PARTS: dict[str, dict[str, dict[str, Any]]] = {}  # module -> part that is not compiled yet -> options
 _LOCK = threading.Lock()  # several threads may be the first to call a kernel
 _COMPILING = "DSE_COMPILING"  # modules whose compilation was told
-_CACHE = "NUMBA_CACHE_DIR"
 _AHEAD = "ahead"  # the process that compiles a kernel, among its attributes
 _COMPILE = "import gc, sys; gc.disable(); import simulators.compiled as it; it.compile_for(*sys.argv[1:])"
 _FLAT: dict[str, Any] = {"error_model": "numpy", "_nrt": False}
@@ -129,9 +123,8 @@ def _compile(kernel: Callable[..., Any], options: dict[str, Any]) -> Callable[..
     @functools.wraps(kernel)
     def call(*arguments: Any) -> Any:
         compiled = dispatcher_of(call)
-        if not compiled.signatures:
-            if not _has_machine_code(kernel):
-                _tell_compilation(kernel.__module__)
+        if not compiled.signatures and not _has_machine_code(compiled, kernel):
+            _tell_compilation(kernel.__module__)
             if process := call.__dict__.get(_AHEAD):
                 process.wait()
         return compiled(*arguments)
@@ -146,7 +139,8 @@ def _dispatcher(kernel: Callable[..., Any], options: dict[str, Any]) -> Any:
     Without `fastmath`, so that results have the same bits on every machine. The code is cached beside the module, or in
     the user's cache folder if that is read-only (never in a shared folder: cached code is executed), or not at all.
     """
-    _cache_of(kernel)  # numba reads where it is when it is imported
+    if not os.access(Path(__file__).parent, os.W_OK):
+        os.environ.setdefault("NUMBA_CACHE_DIR", str(Path.home() / ".cache" / "dse" / "numba"))
     from numba import njit
 
     options, modules = {name: value for name, value in options.items() if name != _OVER}, options.get(_OVER, ())
@@ -185,20 +179,10 @@ def _tell_compilation(module: str) -> None:
 def is_compiled(kernel: Callable[..., Any]) -> bool:
     """Return whether a kernel of `compile_lazily` has machine code, here or on disk: a call does not compile it."""
     compiled = dispatcher_of(kernel)
-    return bool(compiled.signatures) or _has_machine_code(kernel)
+    return bool(compiled.signatures) or _has_machine_code(compiled, compiled.py_func)
 
 
-def _has_machine_code(kernel: Callable[..., Any]) -> bool:
-    """Whether numba keeps machine code of a kernel on disk."""
-    name = f"{kernel.__module__.rpartition('.')[2]}.{kernel.__name__}-*.nbi"
-    return any(_cache_of(kernel).glob(f"*/{name}" if os.environ.get(_CACHE) else name))
-
-
-def _cache_of(kernel: Callable[..., Any]) -> Path:
-    """The folder in which numba keeps machine code of a kernel, or makes a folder for it.
-
-    It is in the user's cache folder where that of the package is read-only.
-    """
-    if not os.access(Path(__file__).parent, os.W_OK):
-        os.environ.setdefault(_CACHE, str(Path.home() / ".cache" / "dse" / "numba"))
-    return Path(os.environ.get(_CACHE) or Path(inspect.unwrap(kernel).__code__.co_filename).parent / "__pycache__")
+def _has_machine_code(dispatcher: Any, kernel: Callable[..., Any]) -> bool:
+    folder = dispatcher.stats.cache_path
+    module = kernel.__module__.rpartition(".")[2]
+    return folder is not None and any(Path(folder).glob(f"{module}.{kernel.__name__}-*.nbi"))

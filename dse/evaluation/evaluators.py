@@ -43,7 +43,6 @@ from dse.values import Frozen, Keys
 from dse.values.units import Bytes, Fraction, Integer, Seconds
 
 POOL_PAYS_S = 2.0  # work done here before worker processes are started: starting them costs about as much
-_FIRST_S = 10.0  # of the first call, which may import and compile: workers would do so again
 _CALLS_PER_JOB = 16  # in one round: few are held, and waiting for the last of a round costs little
 _LOOKED_UP = 512  # designs that are looked up together at least
 _FEW = 256  # designs that take so long together that looking them up once more costs little
@@ -246,7 +245,7 @@ class _Calls:
 
     def __init__(self, evaluator: Evaluator) -> None:
         self._evaluator, executor = evaluator, evaluator.executor
-        self._spent, self._is_warm = 0.0, False
+        self._spent = 0.0
         self._pool: Pool | None = None
         self._jobs = executor.num_jobs
         # limits need a process that can be ended
@@ -280,9 +279,7 @@ class _Calls:
                     self.check()
                     began = time.perf_counter()
                     results = call(self._evaluator.spec, [piece.batch for piece in group], self._patience)
-                    spent = time.perf_counter() - began
-                    self._spent += spent if self._is_warm else max(0.0, spent - _FIRST_S)
-                    self._is_warm = True
+                    self._spent += time.perf_counter() - began
                     yield group, self._recheck(group, results)
         except Broken:
             if self._streak:

@@ -59,10 +59,6 @@ class OverlapBackend(Backend):
         engine = self._simulation.engines[0][1]
         return engine.absence() if isinstance(engine, ForeignEngine) else ""
 
-    def prepare(self) -> None:
-        """Begin to compile the kernels of the first engine, if it has any."""
-        getattr(self._simulation.engines[0][1], "compile_ahead", lambda: None)()
-
     def sections(self, tree: Tree) -> None:
         """Check that `system`, `workload` and `schedule` are mappings and that the schedule's family exists."""
         self._reader.check_sections(tree)

@@ -26,8 +26,7 @@ from simulators.taskgraph.timeline import Timeline, Totals
 Indices = NDArray[np.uint32]
 Flags = NDArray[np.bool_]
 
-_PREDECESSORS, _SLOTS, _TASKS, _PRIORITY, _CAP = 2, 3, 5, 10, 11  # places in the structure, which has 18
-_TABLES = (_TASKS, 16)  # those of two dimensions
+_PREDECESSORS, _SLOTS, _TASKS, _PRIORITY, _CAP = 2, 3, 5, 10, 11  # places in the structure
 _MANY, _LONG, _TOO_LONG = 128, 16, 4096  # designs, and tasks of each from and to, that pay for lockstep
 _TASKS_OF_A_COMPILATION = 1 << 28  # tasks that are run one by one in the time that lockstep compiles
 
@@ -44,15 +43,6 @@ class FluidEngine:
         issued, finished = (np.empty((graph.num_designs, graph.num_tasks)) for _ in range(2))
         KernelGraph.of(graph).run(graph.table(), issued, finished)
         return Timeline(graph, issued, finished)
-
-    def compile_ahead(self) -> None:
-        """Begin to compile both kernels at the same time: most studies need both soon."""
-        from simulators.engines.fluid import many_classes
-
-        arrays: list[NDArray[Any]] = [np.empty((1, 1) if place in _TABLES else 1, np.uint32) for place in range(18)]
-        arrays += [np.empty((1, 1))] * 4  # columns, times of issue and finish, and totals
-        compile_ahead(few_classes.run, *arrays, np.empty(1, np.bool_))
-        compile_ahead(many_classes.run, *arrays)
 
     def totals(self, graph: TaskGraph) -> Totals:
         """Compute the totals of each design without its timeline. Raises RuntimeError if tasks wait for ever."""
@@ -161,7 +151,10 @@ class KernelGraph:
             return totals
         crowded = np.zeros(len(table), np.bool_)
         if not is_compiled(few_classes.run):
-            ENGINE.compile_ahead()
+            from simulators.engines.fluid import many_classes
+
+            # most studies need it soon, and both take as long: at the same time
+            compile_ahead(many_classes.run, *self.structure, table, issued, finished, totals)
         _check(starved=few_classes.run(*self.structure, table, issued, finished, totals, crowded) > 0)
         if (left := np.flatnonzero(crowded)).size:  # too many tasks of a class at once, or too many different rates
             lines = left if len(issued) == len(table) else slice(None)  # without timelines there is the one scratch row

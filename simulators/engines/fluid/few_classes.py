@@ -150,11 +150,30 @@ def _solve(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
 
 @compile_lazily
 def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
-    succ_ptr: Indices, succ: Indices, num_pred: Indices, slots: Indices, pool_ptr: Indices, info: Indices,
-    class_ptr: Indices, use_ptr: Indices, use_res: Indices, use_class: Indices, priority: Indices, cap_at: Indices,
-    weight_at: Indices, use_at: Indices, capacity_at: Indices, group_of: Indices, slowed: Indices,
-    factor_at: Indices, values: Floats, all_issued: Floats, all_finished: Floats, totals: Floats, crowded: Flags,
-) -> int:  # fmt: skip
+    succ_ptr: Indices,
+    succ: Indices,
+    num_pred: Indices,
+    slots: Indices,
+    pool_ptr: Indices,
+    info: Indices,
+    class_ptr: Indices,
+    use_ptr: Indices,
+    use_res: Indices,
+    use_class: Indices,
+    priority: Indices,
+    cap_at: Indices,
+    weight_at: Indices,
+    use_at: Indices,
+    capacity_at: Indices,
+    group_of: Indices,
+    slowed: Indices,
+    factor_at: Indices,
+    values: Floats,
+    all_issued: Floats,
+    all_finished: Floats,
+    totals: Floats,
+    crowded: Flags,
+) -> int:
     """Issue and finish times of each design, and its totals; returns 1 where tasks wait for ever.
 
     all_issued, all_finished: [B, T], or one row as scratch. totals: rows [3 + 2 kinds, B]. crowded [B]: set where a
@@ -167,34 +186,32 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
     pools, uses, laws = slots.size, use_res.size, factor_at.size
     kinds = (totals.shape[0] - 3) // 2
     inf = np.inf
-    each = priority.size  # `classes` as the other sizes are: numba compiles `np.empty` anew for each type of a size
     pending = np.empty(tasks, np.uint32)  # predecessors that have not ended
-    cap, weight, use, capacity = np.empty(each), np.empty(each), np.empty(uses), np.empty(resources)
+    cap, weight, use, capacity = np.empty(classes), np.empty(classes), np.empty(uses), np.empty(resources)
     # classes: rate, 1 / rate, virtual time, time of its last update, number of active tasks
-    rate, pace, virtual, updated = np.empty(each), np.empty(each), np.empty(each), np.empty(each)
-    size = np.empty(each, np.uint32)
+    rate, pace, virtual, updated = np.empty(classes), np.empty(classes), np.empty(classes), np.empty(classes)
+    size = np.empty(classes, np.uint32)
     heap_key, heap_task = np.empty(tasks), np.empty(tasks, np.uint32)  # virtual finish times, a segment per class
-    end, is_touched = np.empty(each), np.empty(each, np.bool_)  # next end of a class
+    end, is_touched = np.empty(classes), np.empty(classes, np.bool_)  # next end of a class
     # rates that were solved: by a hash of the counts, with the counts and the design that they are of
-    entries = 128  # 2 ** 7: the top 7 bits of a hash
-    known, known_in = np.empty(entries, np.uint64), np.empty(entries, np.int64)
-    solved_rate, solved_pace = np.empty((entries, each)), np.empty((entries, each))
-    known_in[:] = -1
-    digit = np.empty(each, np.uint64)
+    entries = np.uint64(128)  # 2 ** 7: the top 7 bits of a hash
+    known, known_in = np.zeros(entries, np.uint64), np.full(entries, -1, np.int64)
+    solved_rate, solved_pace = np.empty((entries, classes)), np.empty((entries, classes))
+    digit = np.empty(classes, np.uint64)
     for g in range(classes):
         digit[g] = np.uint64(1) << np.uint64(8 * g)  # the count of class g is byte g of `counts`
-    bound, fresh, rising = np.empty(each), np.empty(each), np.empty(each, np.bool_)
+    bound, fresh, rising = np.empty(classes), np.empty(classes), np.empty(classes, np.bool_)
     load, left, demand = np.empty(resources), np.empty(resources), np.empty(resources)
     # scratch of `_solve`, allocated once for all designs
     factor, over = np.empty(laws), np.empty(resources, np.bool_)
-    active = np.empty(2 * laws, np.bool_)  # groups with an active class; a law names two groups
+    active = np.zeros(2 * laws, np.bool_)  # groups with an active class; a law names two groups
     later_key, later_task = np.empty(tasks), np.empty(tasks, np.uint32)  # heap of delays
     queue, first, last = np.empty(tasks, np.uint32), np.empty(pools, np.uint32), np.empty(pools, np.uint32)
     since, free = np.empty(tasks, np.int64), np.empty(pools, np.int64)
     # one entry to spare: an append writes before it knows whether it counts
     done, ready = np.empty(tasks, np.uint32), np.empty(tasks + 1, np.uint32)
     # tasks of each kind in flight, and since when there are any
-    running, begun = np.empty(kinds, np.int64), np.empty(kinds)
+    running, begun = np.zeros(kinds, np.int64), np.empty(kinds)
     busy, spent = np.empty(kinds), np.empty(kinds)  # union of the intervals of a kind, and their sum
     freed_bytes = np.empty(tasks)  # staged bytes that the end of a task frees
 
@@ -210,11 +227,11 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
             factor[law] = row[factor_at[law]]
         for g in range(classes):
             size[g] = 0
-            end[g] = inf
-            is_touched[g] = False
             weight[g] = row[weight_at[g]]
             cap[g] = row[cap_at[g]]
             rate[g] = 0.0  # of an idle class
+        end[:] = inf
+        is_touched[:] = False
         counts = solved = np.uint64(0)  # counts that the present rates are of
         solves = 0
         for pool in range(pools):
@@ -224,7 +241,6 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
         for kind in range(kinds):
             busy[kind] = 0.0
             spent[kind] = 0.0
-            running[kind] = 0
         most = zero
         now, instant = 0.0, 0
         level = peak = cu_s = 0.0  # staged bytes now and at most, and the integral of occupied CUs over time
@@ -487,6 +503,7 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                 done[at] = task
         if most > _MOST_ACTIVE:
             crowded[design] = True
+            running[:] = 0  # abandoned in the middle; a design that ends leaves zeros
             continue
         if completed != tasks:  # a higher priority takes all of a resource for ever
             return 1

@@ -18,11 +18,29 @@ _FEW = 1 << 11  # classes of which all are asked anew when a law begins or ends 
 
 @compile_lazily
 def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
-    succ_ptr: Indices, succ: Indices, num_pred: Indices, slots: Indices, pool_ptr: Indices, info: Indices,
-    class_ptr: Indices, use_ptr: Indices, use_res: Indices, use_class: Indices, priority: Indices, cap_at: Indices,
-    weight_at: Indices, use_at: Indices, capacity_at: Indices, group_of: Indices, slowed: Indices,
-    factor_at: Indices, values: Floats, all_issued: Floats, all_finished: Floats, totals: Floats,
-) -> int:  # fmt: skip
+    succ_ptr: Indices,
+    succ: Indices,
+    num_pred: Indices,
+    slots: Indices,
+    pool_ptr: Indices,
+    info: Indices,
+    class_ptr: Indices,
+    use_ptr: Indices,
+    use_res: Indices,
+    use_class: Indices,
+    priority: Indices,
+    cap_at: Indices,
+    weight_at: Indices,
+    use_at: Indices,
+    capacity_at: Indices,
+    group_of: Indices,
+    slowed: Indices,
+    factor_at: Indices,
+    values: Floats,
+    all_issued: Floats,
+    all_finished: Floats,
+    totals: Floats,
+) -> int:
     """Issue and finish times of each design, and its totals; returns 1 where tasks wait for ever.
 
     all_issued, all_finished: [B, T], or one row as scratch. totals: rows [3 + 2 kinds, B].
