@@ -72,10 +72,29 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
     shifted, is_shifted = np.empty(classes, np.uint32), np.zeros(classes, np.bool_)
     active = np.zeros(2 * laws, np.int64)  # active classes of each group; a law names two groups
     # laws come by the group that they slow; here also by the one that slows it, and classes by their group
-    groups = np.arange(2 * laws + 1)
-    by_cause, by_group = np.argsort(slowed[:, 1]), np.argsort(group_of)
-    law_ptr, cause_ptr = np.searchsorted(slowed[:, 0], groups), np.searchsorted(slowed[by_cause, 1], groups)
-    member_ptr = np.searchsorted(group_of[by_group], groups)
+    by_cause, by_group = np.empty(laws, np.uint32), np.empty(classes, np.uint32)
+    law_ptr, cause_ptr, member_ptr = (
+        np.zeros(2 * laws + 2, np.int64),
+        np.zeros(2 * laws + 2, np.int64),
+        np.zeros(2 * laws + 2, np.int64),
+    )
+    for s in range(laws):  # counted two places ahead, so that placing moves each offset to where the next group begins
+        law_ptr[slowed[s, 0] + unit] += 1
+        cause_ptr[slowed[s, 1] + unit + unit] += 1
+    for g in range(classes):
+        if group_of[g] != none:
+            member_ptr[group_of[g] + unit + unit] += 1
+    for place in range(2 * laws + 1):
+        law_ptr[place + 1] += law_ptr[place]
+        cause_ptr[place + 1] += cause_ptr[place]
+        member_ptr[place + 1] += member_ptr[place]
+    for s in range(laws):
+        by_cause[cause_ptr[slowed[s, 1] + unit]] = s
+        cause_ptr[slowed[s, 1] + unit] += 1
+    for g in range(classes):
+        if group_of[g] != none:
+            by_group[member_ptr[group_of[g] + unit]] = g
+            member_ptr[group_of[g] + unit] += 1
     flipped = np.empty(classes, np.uint32)  # groups that became active or idle: one for each class at most
     # resources: users, load if all ran at their bounds, and the active uses of each as a linked list
     users, load = np.empty(resources, np.int64), np.empty(resources)
