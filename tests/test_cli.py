@@ -577,7 +577,10 @@ def test_machines_are_compared_in_one_table(
 def test_one_of_several_runs_that_is_refused_leaves_the_others(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["study=ficco_sweep", "-m", "system=mi300x_8,mi300x_9", *FAST]) == 2
+    assert main(["study=ficco_sweep", "-m", "system.node.num_gpus=8,-1", *FAST]) == 2
     written = capsys.readouterr()
-    assert "did you mean `system=mi300x_8`?" in written.err
-    assert "\nmi300x_8" in written.out
+    assert "system.node.num_gpus = -1" in written.err
+    assert "\n8 " in written.out
+    assert main(["study=ficco_sweep", "-m", "system=mi300x_8,mi300x_9", *FAST]) == 2  # before the first run
+    written = capsys.readouterr()
+    assert ("did you mean `mi300x_8`?" in written.err, written.out) == (True, "")

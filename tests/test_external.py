@@ -677,7 +677,7 @@ SCENARIOS = "light: {lit: false}\nscenarios:\n  dull: {light: {lit: false}}\n  b
         (["+scenarios=3"], ["scenarios"]),
         (["+copy={a: 1}"], ["copy", "cannot be the name of a section"]),
         (["+other=3"], ["other = 3", "is no section of keys"]),
-        (["system=h100_8"], ["system: is a shipped machine", "override /system: null"]),
+        (["system=h100_8"], ["system.cost_weights.gpu.num_cus: must have", "override /system: null"]),
         (["study.objectives=[tmie_s]"], ["did you mean `time_s`"]),
         (["simulator=external"], ["simulator.command", "simulator.metrics"]),
     ],

@@ -43,9 +43,6 @@ class SectionsBackend(Backend):
         for name, part in parts.items():
             if not isinstance(part, Mapping):
                 check.add(name, "is no section of keys", value=part, way_out="write it as a mapping")
-            elif "cost_weights" in part:  # that of `conf/config.yaml`
-                way = "write `- override /system: null` in its defaults; likewise for /workload and /schedule"
-                check.add(name, "is a shipped machine, which a study of your own program leaves out", way_out=way)
             # attributes of the model would hide the section
             if hasattr(ExternalDesign, name) or name in LABELS or name.startswith("_"):
                 check.add(name, "cannot be the name of a section", way_out="choose another")
@@ -147,7 +144,8 @@ def _frozen(value: Any, path: str, check: Problems) -> Any:
     if isinstance(value, Mapping):
         for name in value:
             if not name or set(name) & set(". \0"):
-                check.add(f"{path}.{name}", "must have a name without dots and blanks")
+                way = f"rename it, or write `- override /{path.partition('.')[0]}: null` in the study's defaults"
+                check.add(f"{path}.{name}", "must have a name without dots and blanks", way_out=way)
         return {
             name: _frozen(value[name], f"{path}.{name}", check) for name in sorted(value) if name not in _IGNORED_KEYS
         }
