@@ -13,6 +13,7 @@ PHRASES = {
     "schedule.compute": {"fused": "one GEMM a step", "unfused": "a GEMM for each chunk"},
     "schedule.withheld_cus": "{} CUs withheld",
     "schedule.kernels": "by {} kernels",
+    "schedule.occupancy_threshold=1000000": "no threshold",
     "schedule.priority": {
         "equal": "",
         "communication": "communication first",
