@@ -549,6 +549,9 @@ def named_once() -> Iterator[list[str]]:
         yield [f"{path}={value}" for path, value in chosen.items()]
 
 
+IN_SWITCH = ["system=h100_8", "space.schedule.comm_engine=choice(cu)"]  # a schedule that few machines have
+
+
 def named_together(schedules: Sequence[str], workloads: Sequence[str]) -> list[list[str]]:
     """Words that name each schedule and each workload, of which one shape, at least once."""
     written_out = [name for name in workloads if "workloads" in shipped("workload")[name]]
@@ -576,7 +579,7 @@ def named_together(schedules: Sequence[str], workloads: Sequence[str]) -> list[l
             f"schedule={schedule or names[0]}",
             f"workload={workload or of[0]}",
             f"workload.only=[{first[workload or of[0]].name}]",
-            *(["system=t3_ring"] if kind == "after" else []),
+            *(IN_SWITCH if schedule == "in_switch" else ["system=t3_ring"] if kind == "after" else []),
         ]
         for kind, (names, of) in by_kind.items()
         for schedule, workload in zip_longest(names, of)
