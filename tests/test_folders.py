@@ -401,7 +401,7 @@ FOREIGN = [
     {"uri": 3},
     {"optuna": "/tmp/elsewhere.log"},
     {"optuna": "../elsewhere.log"},
-    {"optuna": "redis://host"},
+    {"optuna": "postgresql+psycopg://host/db"},
 ]
 
 
