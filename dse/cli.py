@@ -310,8 +310,9 @@ def _hydra(words: Sequence[str]) -> int:
     from dse.config.compose import check_expansion, check_foreign, hydra_errors, request
 
     check_foreign(words, own_folder(words))
-    masks, shown = Masks(), re.search("(--cfg|-c)[ =]job", text := " ".join(words))
-    if shown and not re.search("--package|-p", text):  # Hydra does not know options that stand in lists
+    masks, flags = Masks(), {word.partition("=")[0] for word in words}
+    asked = {"job", "--cfg=job", "-c=job"} & set(words) and {"--cfg", "-c"} & flags
+    if asked and not {"--package", "-p"} & flags:  # Hydra does not know options that stand in lists
         composed = request([masks.put_on(word) for word in overrides(words) if word != "job"], own_folder(words))
         composed.check()
         print(yaml.safe_dump(composed.tree, sort_keys=False, allow_unicode=True), end="")

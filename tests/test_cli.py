@@ -583,4 +583,4 @@ def test_one_of_several_runs_that_is_refused_leaves_the_others(
     assert "\n8 " in written.out
     assert main(["study=ficco_sweep", "-m", "system=mi300x_8,mi300x_9", *FAST]) == 2  # before the first run
     written = capsys.readouterr()
-    assert ("did you mean `mi300x_8`?" in written.err, written.out) == (True, "")
+    assert ("did you mean `system=mi300x_8`?" in written.err, written.out) == (True, "")

@@ -217,7 +217,8 @@ def check_options(runs: Iterable[Mapping[str, str]], groups: Collection[str], fo
     for group, value in dict.fromkeys(item for values in runs for item in values.items() if item[0] in groups):
         known = list_options(group, [folder] if folder else [])
         if value not in known and not catalogued(group, value):
-            check.add(group, "is no option of this group", value=value, way_out=did_you_mean(value, known))
+            way = did_you_mean(value, known).replace("mean `", f"mean `{group}=")
+            check.add(group, "is no option of this group", value=value, way_out=way)
     check.done()
 
 
