@@ -31,15 +31,14 @@ class Request:
     """A composed configuration.
 
     tree: everything, resolved. options: group -> option -> its tree, for the groups whose `name` is searched. knobs:
-    the space. overrides: as typed, one a value. fixed: groups whose option was typed. problems: what is wrong so far.
-    folder: the user's own. levels: option of `simulator` -> its tree, for those that `fidelity.levels` names.
+    the space. overrides: as typed, one a value. problems: what is wrong so far. folder: the user's own. levels: option
+    of `simulator` -> its tree, for those that `fidelity.levels` names.
     """
 
     tree: dict[str, Any]
     options: Mapping[str, Mapping[str, dict[str, Any]]]
     knobs: tuple[Knob, ...]
     overrides: tuple[str, ...]
-    fixed: frozenset[str] = frozenset()
     problems: tuple[Problem, ...] = ()
     folder: Path | None = None
     levels: Mapping[str, dict[str, Any]] = field(default_factory=dict)
@@ -283,10 +282,9 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
     for path, value in extra:
         named[path] = (*named.get(path, ()), *(value if isinstance(value, list) else [value]))
     options = _options(composer, picks, named, values)
-    groups_fixed = frozenset(line.key for line in good)
     levels = _levels(composer, tree, picks, groups.get("simulator", []))
     words = tuple(line.text for line in lines)
-    return Request(tree, options, knobs, words, groups_fixed, tuple(composer.problems), composer.folder, levels)
+    return Request(tree, options, knobs, words, tuple(composer.problems), composer.folder, levels)
 
 
 def _mapping(tree: Any, path: str) -> list[tuple[str, Any]]:

@@ -111,9 +111,18 @@ class Space:
 
     def needs(self, knob: Knob) -> set[str]:
         """Paths that the condition of a knob looks at, whatever the options."""
-        trees = [self.tree({f"{section}.name": name}) for section, named in self.options.items() for name in named]
-        conditions = [self.backend.condition(knob.path, tree) or {} for tree in (self.base, *trees)]
-        return {path for condition in conditions for path in condition}
+        trees = map(self.tree, self.each_option)
+        return {path for tree in trees for path in self.backend.condition(knob.path, tree) or ()}
+
+    @functools.cached_property
+    def each_option(self) -> tuple[dict[str, Any], ...]:
+        """Assignments of each option by itself, after none: most knobs count in the composed design."""
+        return ({}, *({f"{section}.name": name} for section, named in self.options.items() for name in named))
+
+    def first_counting(self, path: str) -> dict[str, Any] | None:
+        """The first option, and what it needs besides, under which a knob counts; None where it never does."""
+        needs = ((option, self.backend.condition(path, self.tree(option))) for option in self.each_option)
+        return next(({**option, **needed} for option, needed in needs if needed is not None), None)
 
     @functools.cached_property
     def deciding_knobs(self) -> tuple[Knob, ...]:
@@ -191,12 +200,9 @@ class Space:
 
     def num_designs(self) -> int:
         """Number of combinations of the values that are no numbers: each is a design of its own; others are axes."""
-        return sum(
-            math.prod(
-                len(knob.values) for knob in free if not all(isinstance(value, int | float) for value in knob.values)
-            )
-            for _, free in self._structures({}, self.deciding_knobs)
-        )
+        words = [knob for knob in self.knobs if not all(isinstance(value, int | float) for value in knob.values)]
+        structures = self._structures({}, self.deciding_knobs)
+        return sum(math.prod(len(knob.values) for knob in free if knob in words) for _, free in structures)
 
     def _count(self, most: int | None) -> int | None:
         count = 0
@@ -243,8 +249,7 @@ class Space:
         if self.is_option(knob.path):
             return design_value if design_value in knob.values else None
         # any legal value: numbers are looked up for all
-        numbers = _Resolver(self).numbers(knob, {**point, knob.path: knob.values[0]})
-        pairs = zip(knob.values, numbers, strict=True)
+        pairs = zip(knob.values, _Resolver(self).numbers(knob, {**point, knob.path: knob.values[0]}), strict=True)
         return next((value for value, number in pairs if number == design_value), None)
 
     def _structures(self, point: Assignment, knobs: Sequence[Knob]) -> Iterator[tuple[Assignment, list[Knob]]]:

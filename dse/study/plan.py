@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dse import plugins
 from dse.backend import Backend, Canonical, Metric, Tree
 from dse.config.compose import Request
+from dse.config.compose import request as composed
 from dse.config.options import load_yaml, option_file
 from dse.config.spelling import MOST_LISTED, meant_sweep, nearest_key, sweep_of
 from dse.errors import NO_KNOBS, ConfigError, Problem, Problems, assignment, did_you_mean, nearest
@@ -118,7 +119,9 @@ def plan(request: Request) -> Plan:
         check.done()
         raise
     of_bases = Problems()
-    spaces = _spaces(of_bases, space, spec.make())
+    scenarios = _spaces(of_bases, space, spec.make())
+    space = replace(space, knobs=_counting_knobs(request, list(scenarios.values()) or [space]), known=Memo())
+    spaces = {name: replace(space, base=scenario.base) for name, scenario in scenarios.items()}
     example = next(iter(spaces.values()), space)  # a base that is a design says of a value alone whether it is legal
     _check_knobs(check, list(spaces.values()) or [space])
     # its problems were noted with the settings
@@ -249,7 +252,7 @@ def _composed_space(check: Problems, request: Request, backend: Backend) -> Spac
     if absence := backend.absence():
         check.add("simulator", absence, value=get_path(request.tree, "simulator.name"))
     options = {section: named for section, named in request.options.items() if section in design}
-    return Space(design, _fitting_knobs(request, design, backend), options, backend)
+    return Space(design, request.knobs, options, backend)
 
 
 def _spaces(check: Problems, space: Space, backend: Backend) -> dict[str, Space]:
@@ -288,16 +291,23 @@ def _counts(space: Space, path: str, name: str) -> bool:
     return space.backend.condition(f"{path.rpartition('.')[0]}.{name}", space.base) is not None
 
 
-def _fitting_knobs(request: Request, design: Tree, backend: Backend) -> tuple[Knob, ...]:
-    """Return the knobs without those of the study's space that mean nothing under the typed option of their group."""
+def _counting_knobs(request: Request, spaces: Sequence[Space]) -> tuple[Knob, ...]:
+    """Return the knobs without those that count in the study alone, and in no scenario for what was typed."""
+    knobs = spaces[0].knobs
     typed = {text.lstrip("+").partition("=")[0].removeprefix("space.") for text in request.overrides}
-    return tuple(
-        knob
-        for knob in request.knobs
-        if knob.path in typed  # a knob that was typed must fit: an error otherwise
-        or knob.path.partition(".")[0] not in request.fixed
-        or backend.condition(knob.path, design) is not None
-    )
+    searched = [] if typed <= {"study"} else [knob for knob in knobs if not spaces[0].is_option(knob.path)]
+    # a knob that was typed must fit: an error otherwise
+    idle = [knob for knob in searched if knob.path not in typed and not _counts_in(spaces, knob.path)]
+    if idle:
+        own = composed([text for text in request.overrides if text.startswith("study=")], request.folder)
+        space = _composed_space(Problems(), own, BackendSpec.of(own.tree.get("simulator")).make())
+        alone = _spaces(Problems(), space, space.backend).values()
+        idle = [knob for knob in idle if _counts_in(alone, knob.path)]
+    return tuple(knob for knob in knobs if knob not in idle)
+
+
+def _counts_in(spaces: Iterable[Space], path: str) -> bool:
+    return any(space.first_counting(path) is not None for space in spaces)
 
 
 def _check_measured(check: Problems, path: str, scenarios: Iterable[str]) -> None:
@@ -390,36 +400,28 @@ def _check_knobs(check: Problems, spaces: Sequence[Space], section: str = "space
     spaces: of the scenarios. section: path of the knobs in the configuration.
     """
     space = spaces[0]
-    chosen = [{f"{section}.name": name} for section, named in space.options.items() for name in named]
-    options: list[dict[str, Any]] = [{}, *chosen]  # the composed design first: most knobs count there
     for knob in space.knobs:
         if space.is_option(knob.path):
             continue
         # a knob may count in some scenario, under some option only
-        fitting = (
-            (scenario, option, needed)
-            for scenario in spaces
-            for option in options
-            if (needed := scenario.backend.condition(knob.path, scenario.tree(option))) is not None
-        )
-        if (fit := next(fitting, None)) is None:
-            rule, way = _no_knob(space, knob.path, options)
+        counting = ((each, each.first_counting(knob.path)) for each in spaces)
+        scenario, chosen = next(((each, found) for each, found in counting if found is not None), (space, None))
+        if chosen is None:
+            rule, way = _no_knob(space, knob.path)
             # the way out is a path below the section
             check.add(f"{section}.{knob.path}", rule, way_out=way.replace("mean `", f"mean `{section}."))
             continue
-        scenario, option, needed = fit
-        check.found.extend(_illegal_values(scenario, knob, {**option, **needed}, section))
+        check.found.extend(_illegal_values(scenario, knob, chosen, section))
 
 
-def _no_knob(space: Space, path: str, options: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+def _no_knob(space: Space, path: str) -> tuple[str, str]:
     """Return the rule that a path breaks which is no knob, and the way out."""
     if path.partition(".")[0] in NO_KNOBS:
         return "is no knob of any design here", "it configures how a study runs: leave it out"
     if path in space.base and get_path(space.base, f"{path}.name") is not None:  # a section whose option was meant
         return "is no knob of any design here", f"did you mean `{path}.name`?"
-    siblings = {
-        name: None for option in options for name in _siblings(space.tree(option), path) if _counts(space, path, name)
-    }
+    trees = map(space.tree, space.each_option)
+    siblings = {name: None for tree in trees for name in _siblings(tree, path) if _counts(space, path, name)}
     name = path.rpartition(".")[2]
     way = did_you_mean(name, siblings)
     if near := nearest(name, siblings):

@@ -59,7 +59,12 @@ SMALL: Mapping[str, tuple[str, ...]] = {
     "peers": (),
     "plan": ("budget.trials=8",),
     "prefill_decode": ("budget.trials=12", "traffic.requests=60", *_RANDOM),
-    "search_benchmark": (f"landscapes={{small: {{command: {_COMMAND}}}}}", "budget.trials=16", *_TWO_METHODS),
+    "search_benchmark": (
+        "~landscapes",
+        f"+landscapes={{small: {{command: {_COMMAND}}}}}",
+        "budget.trials=16",
+        *_TWO_METHODS,
+    ),
     "serving": ("budget.trials=12", "traffic.requests=60", *_RANDOM),
     "seqpoint": ("models=[{model: gnmt, lengths: iwslt15}]",),
     "synthesis": (_ONE("g1"), "space.system.node.topology=choice(mesh)"),
