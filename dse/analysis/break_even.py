@@ -42,7 +42,7 @@ class Breaks:
     """Winning options of a scenario by the value of one constant: stretches in ascending order.
 
     num_anomalies: points whose objective gets both better and worse as the constant rises. largest: the largest
-    `reversal_share` of them.
+    `reversal_share` of them. is_read: whether the constant changes the objective of any point.
     """
 
     scenario: str
@@ -51,6 +51,7 @@ class Breaks:
     stretches: tuple[WinningInterval, ...]
     num_anomalies: int = 0
     largest: float = 0.0
+    is_read: bool = True
 
     @property
     def home(self) -> int:
@@ -67,6 +68,8 @@ class Breaks:
         """Describe it: `g4: schedule.comm_engine = dma wins above x = 12 GB/s (now 46.6 GB/s), cu below`."""
         path, winning = self.constant.path, self.stretches[self.home]
         now = f"{path} = {{}} (now {quantity_text(self.nominal, path)})"
+        if not self.is_read:
+            return f"{self.scenario}: {path} changes nothing here (now {quantity_text(self.nominal, path)})"
         if len(self.stretches) == 1:
             ends = f"{quantity_text(winning.low, path)} and {quantity_text(winning.high, path)}"
             return f"{self.scenario}: no flip between {path} = {ends} (now {quantity_text(self.nominal, path)})"
@@ -124,6 +127,7 @@ def breaks(
             tuple(search.stretches()),
             int((turns[index] > _TURN).sum()),
             float(turns[index].max(initial=0.0)),
+            is_read=bool((values[run_points.rows(index)] != values[run_points.rows(index)][:, :1]).any()),
         )
         for index, (name, search) in enumerate(zip(run_points.scenarios, searches, strict=True))
     ]

@@ -101,7 +101,7 @@ def uncertain_constants(typed: str, study: Mapping[str, float]) -> dict[str, flo
 class RobustnessAnswer:
     """One standing per scenario, one `Breaks` per constant and scenario, and elasticities.
 
-    absent: constants that the study declares and no design has. with_errors: whether errors of predictions are drawn.
+    idle: declared constants that change the objective of no point. with_errors: whether predictions have drawn errors.
     """
 
     asked: RobustnessQuestion
@@ -110,7 +110,7 @@ class RobustnessAnswer:
     standings: Sequence[ScenarioStanding]
     breaks: Sequence[Breaks]
     elasticities: Sequence[Elasticity]
-    absent: Sequence[str] = ()
+    idle: Sequence[str] = ()
     with_errors: bool = False
 
     @property
@@ -127,7 +127,7 @@ class RobustnessAnswer:
             f"break-even: one constant at a time, from 1/{self.asked.span:g} to {self.asked.span:g} times its value, "
             f"options over {', '.join(self.asked.choose)} with all other knobs at their best",
             *(["errors of predictions are drawn as well (conf/data/residuals)"] if self.with_errors else []),
-            *([f"declared, but no number of these designs: {', '.join(self.absent)}"] if self.absent else []),
+            *([f"declared, but without effect on {objective} here: {', '.join(self.idle)}"] if self.idle else []),
         ]
 
     def json(self) -> dict[str, Any]:
@@ -176,8 +176,9 @@ def examine(request: RobustnessQuestion, present: Present, typed: str) -> Robust
             for constant in changing
             for flip in breaks(run_points, constant, request.objective, request.span, advance)
         ]
+        idle = [path for path in declared if not any(flip.is_read for flip in flips if flip.constant.path == path)]
         slopes = elasticities(run_points, scenario_standings, next(iter(request.goals)))
-    done = RobustnessAnswer(request, run_points, changing, scenario_standings, flips, slopes, absent)
+    done = RobustnessAnswer(request, run_points, changing, scenario_standings, flips, slopes, idle)
     return replace(done, with_errors=off is not None)
 
 
@@ -275,7 +276,8 @@ def _flips(findings: RobustnessAnswer) -> list[str]:
         else []
     )
     for constant in findings.constants:
-        none = [flip for flip in findings.breaks if flip.constant == constant and len(flip.stretches) == 1]
+        of = [flip for flip in findings.breaks if flip.constant == constant and flip.is_read]
+        none = [flip for flip in of if len(flip.stretches) == 1]
         if none:
             stretch, path = none[0].stretches[0], constant.path
             names = (
