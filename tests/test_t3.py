@@ -347,7 +347,7 @@ def test_the_study_judges_its_claims_and_draws(tmp_path: Path, monkeypatch: pyte
     "words",
     [
         ["workload.only=[tnlg-tp8-fc2]"],
-        ["workload.only=[palm-tp32-op]", "schedule=t3", "space.schedule.name=choice(t3)"],
+        ["workload.only=[palm-tp32-op]", "schedule=t3"],
         ["system.gpu.tracker.num_entries=100"],
     ],
 )

@@ -476,7 +476,7 @@ def test_the_command_compares_writes_and_reads_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["collective", "system=mi210_16x4", "system.fabric.num_nodes=2", "bytes=1MiB"]
+    words = ["machine", "collective", "system=mi210_16x4", "system.fabric.num_nodes=2", "bytes=1MiB"]
     assert main([*words, "pattern=all_gather", "out=made"]) == 0
     printed = capsys.readouterr().out
     assert all(part in printed for part in ("synthesised", "hierarchical", "bound: ", "replayed by engines: fluid"))

@@ -127,4 +127,4 @@ def test_the_study_judges_its_claims(tmp_path: Path) -> None:
     assert "by burst_rows 1: " in rows["throughput_loss"]["reason"]
     assert "by beside all: " in rows["throughput_loss"]["reason"]
     figures = {path.stem for path in (folder / "figures").glob("*.png")}
-    assert figures == {"front", "bursts", "units", "capacity", "turns"}
+    assert figures == {"front", "bursts", "units", "capacity", "turns", "numbers"}
