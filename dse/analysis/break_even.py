@@ -79,7 +79,7 @@ class Breaks:
         above = self.stretches[self.home + 1] if self.home + 1 < len(self.stretches) else None
         limits = [quantity_text(end, path) for end, there in ((winning.low, below), (winning.high, above)) if there]
         where = "between" if below and above else "above" if below else "below"
-        head = ", ".join(f"{choose[n]} = {winning.option[n]}" for n in differing)
+        head = ", ".join(f"{choose[n]} = {option_text(winning.option[n : n + 1])}" for n in differing)
         sides: dict[str, list[str]] = {}
         for side, word in ((below, "below"), (above, "above")):
             if side:
