@@ -62,7 +62,7 @@ from simulators.workloads.experts import ExpertKernels
 from simulators.workloads.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
-_VERSION = "18"  # part of every result's key: raised where results change
+_VERSION = "19"  # part of every result's key: raised where results change
 
 
 class _AnyModel(Frozen):
@@ -229,13 +229,14 @@ def _of_iteration(design: StepDesign) -> dict[str, Floats]:
 
 def _rates(design: StepDesign) -> dict[str, ArrayLike]:
     """Rates of the GPU [FLOP/s] at the fastest precision of the step: of the data sheet, and that GEMMs sustain."""
+    kernels = design.kernels
     precisions = {design.run.precision, design.run.products or design.run.precision}
-    chips = [Chip.of(design.system, precision) for precision in precisions]
-    rates = [np.asarray(chip.flop_per_s, float) for chip in chips]
+    chips = {precision: Chip.of(design.system, precision) for precision in precisions}
+    rates = [np.asarray(chip.flop_per_s, float) for chip in chips.values()]
     sustained = [
-        # some kernels are fitted above the peak, and power may sustain less
-        rate * np.minimum(np.maximum(1.0, chip.compute), chip.sustained)
-        for chip, rate in zip(chips, rates, strict=True)
+        # some kernels are fitted above the peak, power may sustain less, and a framework's products more
+        rate * np.minimum(np.maximum(1.0, chip.compute), chip.sustained) * np.maximum(1.0, kernels.share_of(precision))
+        for (precision, chip), rate in zip(chips.items(), rates, strict=True)
     ]
     return {"peak": functools.reduce(np.maximum, rates), "ceiling": functools.reduce(np.maximum, sustained)}
 

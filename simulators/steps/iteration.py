@@ -315,10 +315,10 @@ class Iteration:
         kernels = self.passes.of_blocks("updated_tensors") * optimizer.kernels_per_tensor
         work = Stream(moved / optimizer.near_memory, optimizer.flop * params / optimizer.near_memory, kernels)
         (cost,) = operator_costs([Op("update", "optimizer", "optimizer", work)], self.passes.platform)
-        seconds = cost.seconds if self.passes.is_training else np.zeros(())
+        seconds, flop = (cost.seconds, cost.flop) if self.passes.is_training else (np.zeros(()), np.zeros(()))
         casts = self.gradients.casts
         moved = np.asarray(moved, float) + casts.bytes
-        return OperatorCost(optimizer.flop * params, moved, 0 * params, seconds + casts.seconds)
+        return OperatorCost(flop, moved, 0 * params, seconds + casts.seconds)
 
     @cached_property
     def slot_s(self) -> Floats:
