@@ -3,7 +3,8 @@
 `python -m benchmarks.claims [<study> ...]` runs each study that has claims, without a store, and prints a table;
 `--flips` judges each again for every uncertain constant (`dse results robustness claims=true`). `--record` keeps
 the rows of the studies it ran in `benchmarks/records/claims/`, and writes the table of the README from all rows there;
-`--write` writes it and runs nothing, `--show` prints the page of the documentation site from the kept rows.
+`--write` writes it and runs nothing, `--show` prints the page of the documentation site from the kept rows. `--json`
+prints counts by paper and by study instead of the page.
 Only predicted claims test a model: those that a constant was fitted to, that are put in, or that cannot come out
 otherwise are counted apart. So are values that this project derived or recalls, which nobody published as they stand.
 """
@@ -278,6 +279,12 @@ def report(claims: Mapping[str, Rows]) -> str:
     return "\n".join([*parts, *flipping(claims), ""])
 
 
+def counts(claims: Mapping[str, Rows]) -> dict[str, dict[str, dict[str, int]]]:
+    """Counts of claims by paper, over all studies that judge it, and by study."""
+    papers = {paper: count(rows) for paper, rows in by_paper(claims).items()}
+    return {"papers": papers, "studies": {study: count(rows) for study, rows in claims.items()}}
+
+
 def main() -> int:
     """Judge and print, or record."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.claims", description=__doc__.splitlines()[0])
@@ -286,12 +293,14 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help="keep the rows, and write the README's table")
     parser.add_argument("--write", action="store_true", help="write the README's table from the rows that are kept")
     parser.add_argument("--show", action="store_true", help="print the page of claims from the rows that are kept")
+    parser.add_argument("--json", action="store_true", help="print counts by paper and by study")
     words = parser.parse_args()
+    page = (lambda claims: json.dumps(counts(claims), indent=1)) if words.json else report
     if words.write:
         write()
         return 0
     if words.show:
-        print(report(records()))
+        print(page(records()))
         return 0
     claims = dict[str, Rows]()
     for study in words.studies or STUDIES:
@@ -299,7 +308,7 @@ def main() -> int:
         if words.record:
             keep(study, claims[study])
         print(f"{study}: {count(claims[study])}", file=sys.stderr, flush=True)
-    print(report(claims))
+    print(page(claims))
     if words.record:
         write()
     return 0
