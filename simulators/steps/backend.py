@@ -8,6 +8,7 @@ lengths, of which `iterations` says which stand for it.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -229,15 +230,13 @@ def _of_iteration(design: StepDesign) -> dict[str, Floats]:
 
 def _rates(design: StepDesign) -> dict[str, ArrayLike]:
     """Rates of the GPU [FLOP/s] at the fastest precision of the step: of the data sheet, and that GEMMs sustain."""
-    kernels = design.kernels
-    precisions = {design.run.precision, design.run.products or design.run.precision}
-    chips = {precision: Chip.of(design.system, precision) for precision in precisions}
-    rates = [np.asarray(chip.flop_per_s, float) for chip in chips.values()]
-    sustained = [
-        # some kernels are fitted above the peak, power may sustain less, and a framework's products more
-        rate * np.minimum(np.maximum(1.0, chip.compute), chip.sustained) * np.maximum(1.0, kernels.share_of(precision))
-        for (precision, chip), rate in zip(chips.items(), rates, strict=True)
-    ]
+    precisions = sorted({design.run.precision, design.run.products or design.run.precision})
+    chips = [Chip.of(design.system, precision) for precision in precisions]
+    rates = [np.asarray(chip.flop_per_s, float) for chip in chips]
+    # some kernels are fitted above the peak, power may sustain less, and a framework's products more
+    limits = [np.minimum(np.maximum(1.0, chip.compute), chip.sustained) for chip in chips]
+    shares = [np.maximum(1.0, design.kernels.share_of(precision)) for precision in precisions]
+    sustained = [math.prod(factors) for factors in zip(rates, limits, shares, strict=True)]
     return {"peak": functools.reduce(np.maximum, rates), "ceiling": functools.reduce(np.maximum, sustained)}
 
 
