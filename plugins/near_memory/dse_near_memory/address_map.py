@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LINE_BYTES = 64
-"""A request. Two columns of 32 bytes of an HBM's pseudo-channel."""
+"""A request, the unit in which all parts of the simulation count."""
 
 Place = Literal["local", "remote"]
 Operation = Literal["store", "update"]

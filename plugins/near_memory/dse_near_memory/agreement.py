@@ -31,7 +31,7 @@ def assumptions(design: RequestDesign) -> dict[str, Any]:
     values = {
         "dram.bytes_per_s": rate,
         "bank_groups": 1,
-        "tccdl_s": burst_s / 2,  # two columns of a request: an update takes the bank group for two bursts
+        "tccdl_s": burst_s * design.controller.column_bytes / LINE_BYTES,  # an update takes the group for two bursts
         "store_buffer": 10**9,
         "lockstep": True,
         "sums_last": True,

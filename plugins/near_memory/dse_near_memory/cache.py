@@ -1,9 +1,11 @@
-"""The last-level cache: slices at each channel, sets of ways, lines of two requests, least recently used first.
+"""The last-level cache: slices at each channel, sets of ways, lines of sectors, least recently used first.
 
 A request that is not there takes the line used longest ago, whose requests that were stored go to DRAM then
-(write-back, allocate on a miss). A store takes its line without a read, and other halves of a line are read when they
-are asked for, as sectors of public configurations of GPGPU-Sim are. At the end of a kernel what is left is written
-back, as other GPUs read it.
+(write-back, allocate on a miss). A store takes its line without a read, and other sectors of a line, a request each,
+are read when they are asked for, as those of public configurations of GPGPU-Sim are. At the end of a kernel what is
+left is written back, as other GPUs read it.
+
+What every look-up goes through is inlined, or has few arguments: a call copies all of `Work`, `State` and `Rules`.
 """
 
 from __future__ import annotations
@@ -11,17 +13,14 @@ from __future__ import annotations
 import numpy as np
 
 from dse_near_memory import arbiter
-from dse_near_memory.state import LOOK_UPS, Rules, State, Work
+from dse_near_memory.state import LOOK_UPS, MOST_SECTORS, SECTOR_BITS, Rules, State, Ways, Work
 from simulators.compiled import inline_always, inline_never
 
 
 @inline_always
 def take_line(where: int, line: int, w: Work, s: State, r: Rules) -> int:
     """Way of a set that holds a line, which is the newest of the set from now on."""
-    match, row = 0, np.uint64(where)  # unsigned, as it does not count from the end
-    for place in range(r.cache_ways):  # without a way out, so that it is done by vectors
-        match |= place + 1 if s.cache_line[row, np.uint64(place)] == line else 0
-    way = match - 1
+    way: int = _way_of(where, line, r.cache_ways, s.cache_line)
     if way < 0:
         way = _make_room(where, w, s, r)
         s.cache_line[where, way] = line
@@ -31,34 +30,45 @@ def take_line(where: int, line: int, w: Work, s: State, r: Rules) -> int:
 
 
 @inline_never
+def _way_of(where: int, line: int, ways: int, held: Ways) -> int:
+    """Way of a set that holds a line, or -1."""
+    match, row = 0, np.uint64(where)  # unsigned, as it does not count from the end
+    for place in range(ways):  # without a way out, so that it is done by vectors
+        match |= place + 1 if held[row, np.uint64(place)] == line else 0
+    return match - 1
+
+
+@inline_always
 def _make_room(where: int, w: Work, s: State, r: Rules) -> int:
     """Way of a set whose line was used longest ago, and is no longer there."""
     way = 0
     for place in range(1, r.cache_ways):
         if s.cache_used[where, place] < s.cache_used[where, way]:
             way = place
-    for half in range(2):
-        write_back(where, way, half, w, s)
-        s.cache_there[where, way, half] = 0
+    for sector in range(s.cache_there.shape[2]):
+        if s.cache_there[where, way, sector] > 1:
+            write_back(where, way, sector, w, s)
+        s.cache_there[where, way, sector] = 0
     return way
 
 
 @inline_never
-def write_back(where: int, way: int, half: int, w: Work, s: State) -> int:
+def write_back(where: int, way: int, sector: int, w: Work, s: State) -> int:
     """Store a request of a line in DRAM if it is dirty; the line of the output, or -1."""
-    output = int(s.cache_there[where, way, half]) - 2
+    output = int(s.cache_there[where, way, sector]) - 2
     if output >= 0:
         arbiter.push(1, w.channel[output], w.place[output], output, s)
-        s.cache_there[where, way, half] = 1
+        s.cache_there[where, way, sector] = 1
     return output
 
 
-@inline_never
+@inline_always
 def read(where: int, entry: int, w: Work, s: State, r: Rules) -> int:
     """Whether a request is there; it will be from now on."""
-    way = take_line(where, entry >> 1, w, s, r)
-    there = s.cache_there[where, way, entry & 1]
-    s.cache_there[where, way, entry & 1] = max(there, 1)
+    way = take_line(where, entry >> SECTOR_BITS, w, s, r)
+    sector = entry & MOST_SECTORS - 1
+    there = s.cache_there[where, way, sector]
+    s.cache_there[where, way, sector] = max(there, 1)
     return 1 if there else 0
 
 
@@ -66,7 +76,8 @@ def read(where: int, entry: int, w: Work, s: State, r: Rules) -> int:
 def store(output: int, w: Work, s: State, r: Rules) -> None:
     """Keep a line of the output until it is the one used longest ago."""
     where, entry = w.store_set[output], w.store_entry[output]
-    s.cache_there[where, take_line(where, entry >> 1, w, s, r), entry & 1] = output + 2
+    way = take_line(where, entry >> SECTOR_BITS, w, s, r)
+    s.cache_there[where, way, entry & MOST_SECTORS - 1] = output + 2
 
 
 @inline_never
@@ -74,7 +85,7 @@ def flush(w: Work, s: State, r: Rules) -> None:
     """Write back all that is dirty, after all that comes later."""
     for where in range(len(s.cache_line)):
         for way in range(r.cache_ways):
-            for half in range(2):
-                output = write_back(where, way, half, w, s)
+            for sector in range(s.cache_there.shape[2]):
+                output = write_back(where, way, sector, w, s)
                 if output >= 0:
                     arbiter.let_wait(1, w.channel[output], s)

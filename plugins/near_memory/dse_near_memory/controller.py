@@ -16,6 +16,7 @@ from pydantic import Field
 from dse.space.blocks import Rule
 from dse.values.units import Bytes, Integer, Seconds
 from dse_near_memory.address_map import LINE_BYTES
+from dse_near_memory.state import MOST_SECTORS
 from simulators.hardware.memory_system import Folds, whole_power
 from simulators.hardware.parts import AddressMapping, Dram, SourcedValue
 
@@ -25,8 +26,10 @@ Ints = NDArray[np.int64]
 class Controller(SourcedValue):
     """Channels of the HBM and what schedules their requests.
 
-    bank_groups: of a channel's banks, by their lowest bits; columns of a group are `tccdl_s` apart. bank_bits: of the
-    address of a byte in its channel, lowest first; the bits between them count the bytes of a row. store_buffer: stores
+    bank_groups: of a channel's banks, by their lowest bits; columns of `column_bytes` of a group are `tccdl_s` apart.
+    bank_bits: of the address of a byte in its channel, lowest first; the bits between them count the bytes of a row.
+    slices: of the last-level cache at a channel, told apart by the lowest bank bits. cache_line_bytes: of a line of it,
+    whose sectors are requests of 64 bytes. store_buffer: stores
     of the GEMM that its reads may overtake at a channel. window_bytes: that a DMA command has in flight. wavefronts: of
     a workgroup, each with a region of the tracker: the ways of its sets. sampled_channels: of all channels, which are
     alike where addresses are hashed; they are simulated, with their slices of the cache, and stand for the others.
@@ -41,10 +44,13 @@ class Controller(SourcedValue):
     dram: Dram
     mapping: AddressMapping
     bank_groups: Annotated[Integer, Field(ge=1, le=16)]
+    column_bytes: Annotated[Integer, Field(ge=1, le=LINE_BYTES)]
     tccdl_s: Annotated[Seconds, Field(ge=0, le=1e-6)]
     lockstep: bool
     sums_last: bool
     bank_bits: tuple[Annotated[Integer, Field(ge=6, le=24)], ...]
+    slices: Annotated[Integer, Field(ge=1, le=16)]
+    cache_line_bytes: Annotated[Integer, Field(ge=LINE_BYTES, le=LINE_BYTES * MOST_SECTORS)]
     store_buffer: Annotated[Integer, Field(ge=0, le=10**9)]
     cache_hit_s: Annotated[Seconds, Field(ge=0, le=1e-5)]
     threshold: Literal["given", "first_stage"]
@@ -61,6 +67,9 @@ class Controller(SourcedValue):
             "bank_groups": self.bank_groups,
             "dram.row_bytes": self.dram.row_bytes,
             "mapping.interleave_bytes": self.mapping.interleave_bytes,
+            "column_bytes": self.column_bytes,
+            "slices": self.slices,
+            "cache_line_bytes": self.cache_line_bytes,
         }
         for path, size in sizes.items():
             yield Rule(f"controller.{path}", not whole_power(size), "is no power of two", size, way_out="take one")
@@ -73,6 +82,22 @@ class Controller(SourcedValue):
         wrong = len(self.bank_bits) != bits or sorted(set(self.bank_bits)) != list(self.bank_bits)
         way = "name one for each doubling of the banks"
         yield Rule("controller.bank_bits", wrong, text, self.bank_bits, (bits,), way)
+        yield from self._cache_rules()
+
+    def _cache_rules(self) -> Iterator[Rule]:
+        """Slices that bank bits tell apart, and lines that lie in one slice."""
+        many, text = self.slices > self.dram.banks, "are more than the banks of a channel ({0})"
+        yield Rule("controller.slices", many, text, self.slices, (self.dram.banks,), "take fewer")
+        least = min(
+            [self.mapping.interleave_bytes, *(1 << bit for bit in self.bank_bits[: self.slices.bit_length() - 1])]
+        )
+        long, text = self.cache_line_bytes > least, "is more than one slice has in a row ({0})"
+        yield Rule("controller.cache_line_bytes", long, text, self.cache_line_bytes, (least,), "take shorter lines")
+
+    @property
+    def cache_sectors(self) -> int:
+        """Sectors of a line of the cache: the requests that cover it."""
+        return self.cache_line_bytes // LINE_BYTES
 
     @property
     def burst_s(self) -> float:

@@ -2,12 +2,13 @@
 
 A line of an operand is read with the step of k of its first byte. Workgroups of a CU store their tiles row by row, all
 at once. Lines of an output belong to the chunk, the tile and the wavefront of their first byte; a wavefront has a band
-of rows of its tile. The cache has slices at each channel, told apart by the lowest bit of the bank; in a slice the bits
-of a line's number above its set turn the set by a polynomial's hash, as they turn channels.
+of rows of its tile. The cache has slices at each channel, told apart by the lowest bits of the bank; in a slice the
+bits of a line's number above its set turn the set by a polynomial's hash, as they turn channels.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,15 +16,13 @@ from numpy.typing import NDArray
 
 from dse_near_memory.address_map import LINE_BYTES, AddressMap
 from dse_near_memory.controller import Controller
+from dse_near_memory.state import MOST_SECTORS
 from dse_near_memory.tiles import Tiling
 from simulators.hardware.memory_system import Folds
 
 Ints = NDArray[np.int64]
 _ALIGN = 2**21
 """Tensors begin at pages of 2 MiB."""
-SLICES = 2
-"""Of the cache at a channel, as public configurations of GPGPU-Sim have it."""
-CACHE_LINE_BYTES = 128
 _MOST_FOLDED = 128  # sets for which there is a polynomial; beyond, an exclusive or
 
 
@@ -97,11 +96,7 @@ def place_of(lines: Ints, controller: Controller) -> Ints:
 
 def place_in_channel(local: Ints, controller: Controller) -> Ints:
     """Find the place of a channel's lines: bits of the address count banks, those above a row's columns count rows."""
-    bank, offset = np.zeros_like(local), local
-    for place, bit in enumerate(controller.bank_bits):
-        low = bit - place - LINE_BYTES.bit_length() + 1  # bits of banks below it are gone
-        bank = bank | (offset >> low & 1) << place
-        offset = offset >> low + 1 << low | offset & (1 << low) - 1
+    bank, offset = _take_out(local, controller.bank_bits)
     row = offset * LINE_BYTES // controller.dram.row_bytes
     if controller.mapping.bank_xor:
         bank = bank ^ row % (controller.dram.banks // controller.bank_groups) * controller.bank_groups
@@ -109,17 +104,28 @@ def place_in_channel(local: Ints, controller: Controller) -> Ints:
 
 
 def place_in_cache(lines: Ints, channel: Ints, controller: Controller, sets: int) -> tuple[Ints, Ints]:
-    """Find the set of lines at sampled channels among those of all slices, and their number in their slice.
+    """Find the set of lines at sampled channels among those of all slices, and their entry in it.
 
-    sets: of a slice.
+    sets: of a slice. An entry is a cache line's number in its slice times `MOST_SECTORS`, and the sector.
     """
-    bit, local = controller.bank_bits[0] - LINE_BYTES.bit_length() + 1, local_of(lines, controller)
-    entry = local >> bit + 1 << bit | local & (1 << bit) - 1  # a number in its slice
-    high, low = entry // 2 // sets, entry // 2 % sets
+    bits = controller.bank_bits[: controller.slices.bit_length() - 1]
+    piece, in_slice = _take_out(local_of(lines, controller), bits)
+    number, sector = np.divmod(in_slice, controller.cache_sectors)
+    high, low = np.divmod(number, sets)
     table = Folds.of("polynomial" if sets <= _MOST_FOLDED else "xor", sets).table
     turn = table[high & 255] ^ table[256 + (high >> 8 & 255)] ^ table[512 + (high >> 16 & 255)]
     turned = (low + turn if sets & sets - 1 else low ^ turn) % sets  # both permute the sets
-    return np.asarray((channel * SLICES + (local >> bit & 1)) * sets + turned), np.asarray(entry)
+    return np.asarray((channel * controller.slices + piece) * sets + turned), number * MOST_SECTORS + sector
+
+
+def _take_out(local: Ints, bits: Sequence[int]) -> tuple[Ints, Ints]:
+    """Number that rising bits of a channel's byte addresses form, and the lines' numbers without those bits."""
+    taken, rest = np.zeros_like(local), local
+    for place, bit in enumerate(bits):
+        low = bit - place - LINE_BYTES.bit_length() + 1  # bits below it are gone
+        taken = taken | (rest >> low & 1) << place
+        rest = rest >> low + 1 << low | rest & (1 << low) - 1
+    return taken, rest
 
 
 def gemm_reads(tiling: Tiling, controller: Controller, sets: int) -> Reads:

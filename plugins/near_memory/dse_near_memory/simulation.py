@@ -22,8 +22,6 @@ from dse_near_memory import state as fields
 from dse_near_memory.address_map import LINE_BYTES, AddressMap
 from dse_near_memory.controller import Controller
 from dse_near_memory.requests import (
-    CACHE_LINE_BYTES,
-    SLICES,
     Output,
     Reads,
     Shares,
@@ -124,7 +122,8 @@ class SubLayer:
         llc = self.system.gpu.llc
         if llc is None:
             raise ValueError("waves of requests need system.gpu.llc")
-        return max(1, round(llc.bytes / (self.controller.dram.channels * SLICES * CACHE_LINE_BYTES * llc.ways)))
+        slices, line_bytes = self.controller.dram.channels * self.controller.slices, self.controller.cache_line_bytes
+        return max(1, round(llc.bytes / (slices * line_bytes * llc.ways)))
 
     @property
     def _map(self) -> AddressMap:
@@ -148,13 +147,14 @@ class SubLayer:
         rules = rules._replace(needs=int(np.diff(shares.need_first).max()))
         work = _work(reads, output, addresses, program, shares=shares)
         work = work._replace(store_updates=int(updates), thresholds=np.array(sorted(controller.thresholds), np.int64))
-        state = _state(work, rules, output, addresses, sets)
+        cache = (rules.channels * controller.slices * sets, rules.cache_ways, controller.cache_sectors)
+        state = _state(work, rules, output, addresses, cache)
         end = engine.run(work, state, rules)
         return Run(work, state, rules, end, reads.every_line, addresses, gemm)
 
     def _rules(self, tiling: Tiling, entries: int, *, tracked: bool, gemm: bool, cached: bool) -> Rules:
         controller, dram, gpu = self.controller, self.controller.dram, self.system.gpu
-        burst, columns = controller.burst_s * _NS, LINE_BYTES / 32
+        burst, columns = controller.burst_s * _NS, LINE_BYTES / controller.column_bytes
         share = controller.sampled_channels / dram.channels
         update_columns = float(gpu.pim.update_columns) if gpu.pim is not None else 1.0
         group = columns * controller.tccdl_s * _NS
@@ -309,8 +309,11 @@ def _work(
     )  # fmt: skip
 
 
-def _state(work: Work, rules: Rules, output: Output, addresses: AddressMap, sets: int) -> State:
-    """State before the first event: queues empty, rows closed, counters at the updates that they wait for."""
+def _state(work: Work, rules: Rules, output: Output, addresses: AddressMap, cache: tuple[int, int, int]) -> State:
+    """State before the first event: queues empty, rows closed, counters at the updates that they wait for.
+
+    cache: sets, ways and sectors of a line.
+    """
     shape = (rules.channels, rules.queue)
     times, integers = np.zeros(fields.TIMES), np.zeros(fields.INTS, np.int64)
     times[[fields.GEMM_AT, fields.STARTS]] = NEVER
@@ -327,13 +330,13 @@ def _state(work: Work, rules: Rules, output: Output, addresses: AddressMap, sets
     left = np.bincount(output.region, weights=expected[output.chunk], minlength=len(output.region_set))
     slots = _capacity(work, rules, output)
     longest = max(int(np.diff(output.chunk_first).max()), 1)
-    fifo, cache = (3, rules.channels, slots), (rules.channels * SLICES * sets, rules.cache_ways)
+    fifo, held = (3, rules.channels, slots), cache[:2]
     return State(
         i=integers, t=times, counts=np.zeros(fields.COUNTS, np.int64),
         cu=np.zeros((rules.cus, fields.CU_INTS), np.int64), cut=cu_times,
         block_left=np.zeros(blocks, np.int64), block_at=np.zeros(blocks), waiting=np.zeros(blocks, np.int64),
-        next_waiting=np.zeros(rules.cus * rules.needs, np.int64), cache_line=np.full(cache, -1, np.int32),
-        cache_used=np.zeros(cache, np.int64), cache_there=np.zeros((*cache, 2), np.int64),
+        next_waiting=np.zeros(rules.cus * rules.needs, np.int64), cache_line=np.full(held, -1, np.int32),
+        cache_used=np.zeros(held, np.int64), cache_there=np.zeros(cache, np.int64),
         fifo=np.empty(fifo, np.int64), tag=np.empty(fifo, np.int64), arrived=np.empty(fifo),
         head=np.zeros(fifo[:2], np.int64), tail=np.zeros(fifo[:2], np.int64),
         ci=np.zeros((rules.channels, fields.CHANNEL_INTS), np.int64), ct=channels,

@@ -40,6 +40,9 @@ ROW, LAST_USE, OPENED, BANK_FIELDS = range(4)
 CU_UNIT, CU_STEP, CU_FETCH, CU_PENDING, CU_WAITS, CU_INTS = range(6)
 CU_AT, CU_COMPUTED, CU_READY, CU_TIMES = range(4)
 NEVER = 1e300
+SECTOR_BITS = 6
+MOST_SECTORS = 1 << SECTOR_BITS
+"""Of a line of the cache, which entries leave room for."""
 
 
 class Rules(NamedTuple):
@@ -91,9 +94,9 @@ class Work(NamedTuple):
     """Requests of the sampled channels. Places are row * banks + bank.
 
     A block is what a panel has for one step of k. read_first [panels * steps + 1]: into read_channel, read_place, and
-    read_set, read_entry: set of the cache, and twice the line of it with the half of the line. A unit is the tiles that
-    a CU takes at once. need_first [units + 1]: into need_panel. step_ns [units]. store_first [units + 1]: into
-    store_line, lines of the output. channel, place, chunk, region, store_set, store_entry of each line of the output;
+    read_set, read_entry: set of the cache, and the line of it times MOST_SECTORS with the sector of the line. A unit is
+    the tiles that a CU takes at once. need_first [units + 1]: into need_panel. step_ns [units]. store_first [units +
+    1]: into store_line, lines of the output. channel, place, chunk, region, store_set, store_entry of each line of it;
     chunk_first [N + 1]. away: whether a chunk is stored at the neighbour. region_set: set of a region's entry. program
     [S, STEP_FIELDS]. thresholds: that arbitration chooses from. store_updates: whether the GEMM's stores are updates.
     """
@@ -127,10 +130,10 @@ class State(NamedTuple):
 
     cu [CUs, CU_INTS], cut [CUs, CU_TIMES]. block_left: lines of a block that are under way; block_at: when the last one
     was there. waiting [blocks], next_waiting [CUs * needs]: lists of who waits for a block, of CU * needs + need + 1.
-    cache_line, cache_used [sets, ways]; cache_there [sets, ways, 2]: 0, 1 for what was read, or 2 with the line of the
-    output that is to be written back. queue_* [C, Q]: requests that a channel schedules among. left: updates that a
-    region, a chunk's regions wait for. entry, used [sets, ways]: of the tracker. spilled: regions whose counts are in
-    memory. sent_at: of lines of a step.
+    cache_line, cache_used [sets, ways]; cache_there [sets, ways, sectors]: 0, 1 for what was read, or 2 with the line
+    of the output that is to be written back. queue_* [C, Q]: requests that a channel schedules among. left: updates
+    that a region, a chunk's regions wait for. entry, used [sets, ways]: of the tracker. spilled: regions whose counts
+    are in memory. sent_at: of lines of a step.
     """
 
     i: Ints

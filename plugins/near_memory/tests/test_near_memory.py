@@ -26,7 +26,7 @@ from dse_near_memory.address_map import LINE_BYTES, AddressMap, Range
 from dse_near_memory.agreement import LARGE, SCHEDULES, gaps
 from dse_near_memory.backend import RequestBackend, RequestDesign
 from dse_near_memory.controller import Controller
-from dse_near_memory.requests import channels_of, place_in_channel
+from dse_near_memory.requests import channels_of, place_in_cache, place_in_channel
 from dse_near_memory.simulation import Outcome, SubLayer
 from dse_near_memory.state import Rules, State, Work
 from simulators.workloads.model_zoo import option_tree
@@ -123,13 +123,13 @@ def least_recently_used(work: Work, rules: Rules) -> int:
     sets: dict[int, OrderedDict[int, set[int]]] = defaultdict(OrderedDict)
 
     def missed(where: int, entry: int) -> bool:
-        lines = sets[where]
-        halves = lines.setdefault(entry >> 1, set())
-        lines.move_to_end(entry >> 1)
+        lines, (line, sector) = sets[where], divmod(entry, fields.MOST_SECTORS)
+        sectors = lines.setdefault(line, set())
+        lines.move_to_end(line)
         if len(lines) > rules.cache_ways:
             lines.popitem(last=False)
-        new = entry & 1 not in halves
-        halves.add(entry & 1)
+        new = sector not in sectors
+        sectors.add(sector)
         return new
 
     count = 0
@@ -145,15 +145,36 @@ def least_recently_used(work: Work, rules: Rules) -> int:
 
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None)
-@given(shape=sizes, size=st.sampled_from((1, 64, 128, 200, 10**5)), ways=st.integers(1, 16), bypass=st.booleans())
-def test_a_cache_keeps_what_was_used_last(shape: Shape, size: int, ways: int, bypass: bool) -> None:
+@given(
+    shape=sizes,
+    size=st.sampled_from((1, 64, 128, 200, 10**5)),
+    ways=st.integers(1, 16),
+    bypass=st.booleans(),
+    parts=st.tuples(st.sampled_from((1, 2, 4)), st.sampled_from((64, 128, 256))),
+)
+def test_a_cache_keeps_what_was_used_last(
+    shape: Shape, size: int, ways: int, bypass: bool, parts: tuple[int, int]
+) -> None:
     """Reads of the GEMM are those of a reference; where all fits, each line of both operands once."""
     over = {"system__gpu__num_cus": 1, "system__gpu__llc__bytes": size * 1024, "system__gpu__llc__ways": ways}
+    over |= {"controller__slices": parts[0], "controller__cache_line_bytes": parts[1]}
     gemm = layer("t3_ideal_nmc" if bypass else "t3_sequential", 3, shape, **SMALL, **over)
     run = gemm._run(gemm._map, [])
     assert run.served[0].sum() == least_recently_used(run.work, run.rules) >= len(run.work.read_place)
     assert size < 10**5 or run.served[0].sum() == len(run.work.read_place)
     assert run.served[1].sum() == (1 - run.work.away[run.work.chunk]).sum()
+
+
+@given(chunk=st.integers(0, 2**12), slices=st.sampled_from((1, 2, 4, 16)), line=st.sampled_from((64, 128, 256)))
+def test_lines_of_the_cache_lie_in_one_set_and_slices_share_them_evenly(chunk: int, slices: int, line: int) -> None:
+    """64 KiB of a channel: each cache line is that of neighbours, whole, and slices and sets have as many each."""
+    controller = point("t3", controller__slices=slices, controller__cache_line_bytes=line).controller
+    chunks = np.arange(8192) + 8192 * chunk
+    lines = (chunks[channels_of(chunks, controller) == 0, None] * 4 + np.arange(4)).reshape(-1)
+    where, entry = place_in_cache(lines, np.zeros_like(lines), controller, 16)
+    together = np.stack([where, entry // fields.MOST_SECTORS], 1).reshape(-1, line // LINE_BYTES, 2)
+    assert (together == together[:, :1]).all() and len(np.unique(together[:, 0], axis=0)) == len(together)
+    assert np.ptp(np.bincount(where, minlength=16 * slices)) == 0
 
 
 @given(chunk=st.integers(0, 2**20), bits=st.sets(st.integers(6, 14), min_size=4, max_size=4), bank_xor=st.booleans())
@@ -184,7 +205,7 @@ def serve(places: list[int], *, writes: bool = False, updates: bool = False, **o
     count = len(places)
     rules = rules._replace(cus=1, units=1, needs=1, lockstep=0)
     reads, stores = (0, count) if writes else (count, 0)
-    zeros, lines = np.zeros(count, np.int64), 2 * np.arange(count)
+    zeros, lines = np.zeros(count, np.int64), fields.MOST_SECTORS * np.arange(count)
     work = template.work._replace(
         read_first=np.array([0, reads]), read_channel=zeros, read_place=np.array(places, np.int64), read_set=zeros,
         read_entry=lines, need_first=np.array([0, 1]), need_panel=np.zeros(1, np.int64),
@@ -345,6 +366,11 @@ def test_what_requests_do_not_model_is_unsupported(over: dict[str, Any], reason:
 def test_a_controller_is_checked_and_its_knobs_are_known() -> None:
     assert backend().problems(point("t3", controller__bank_groups=3))[0].path == "controller.bank_groups"
     assert backend().problems(point("t3", controller__bank_bits=[8, 9, 12]))[0].path == "controller.bank_bits"
+    too_long: dict[str, Any] = {"controller__slices": 3, "controller__cache_line_bytes": 512}
+    assert [problem.path for problem in backend().problems(point("t3", **too_long))] == [
+        "controller.slices",
+        "controller.cache_line_bytes",
+    ]
     assert backend().problems(point("t3", controller__sampled_channels=65))[0].path == "controller.sampled_channels"
     tree = shipped()
     assert backend().condition("controller.window_bytes", tree) == {}
