@@ -1,13 +1,13 @@
 """Costs of the compute operators of a written-out workload on one GPU, and what communicating costs them.
 
     GEMM        simulators/costs/gemm/                               MLP    its GEMMs, one after another, each a kernel
-    embedding   T = bytes / (gather_efficiency B),   bytes = (P + 1) out, backward (2 P + 1) out
-    GEMV        T = bytes / (stream_efficiency B)
+    embedding   T = bytes / min(gather_efficiency B, F_0),   bytes = (P + 1) out, backward (2 P + 1) out
+    GEMV        T = bytes / min(stream_efficiency B, F_0)
     elementwise the same, every tensor read or written once
 
-B is the HBM rate. A kernel that communicates has less of its time's requests in flight, by Little's law: at an
-occupancy loss p, with s bytes/s that it stores into peers' memory, each t_s longer in flight than a byte that it
-stores here, the CUs keep
+B is the HBM rate, F_0 that of all requests in flight (R at p = 0). A kernel that communicates has less of its time's
+requests in flight, by Little's law: at an occupancy loss p, with s bytes/s that it stores into peers' memory, each t_s
+longer in flight than a byte that it stores here, the CUs keep
 
     R  = (1 - p) CUs in_flight_bytes_per_cu / L,    F = R N / (N + s t_s / L)
     t_s = o_post, where a result is stored at the peer at once; 2 L + o_post, where it is stored here, read and stored
@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 from simulators.costs.gemm import GemmShape, gemm_cost, gemms_of
 from simulators.costs.transfer import link_utilisation
 from simulators.hardware.machine import Gpu, System
-from simulators.hardware.parts import ELEMENT_BYTES
+from simulators.hardware.parts import ELEMENT_BYTES, Persistent
 from simulators.workloads.operators import Compute, Elementwise, Embedding, Gemm, Gemv
 
 Floats = NDArray[np.float64]
@@ -62,9 +62,8 @@ def kernel_cost(
     losses = np.asarray(occupancy_loss, float), stores
     if isinstance(op, (Embedding, Gemv, Elementwise)):
         assert system.gpu.persistent is not None
-        gathers = isinstance(op, Embedding)
-        share = system.gpu.persistent.gather_efficiency if gathers else system.gpu.stream_share
-        top = np.asarray(system.gpu.hbm_bytes_per_s) * share
+        share = system.gpu.persistent.gather_efficiency if isinstance(op, Embedding) else system.gpu.stream_share
+        top = np.minimum(np.asarray(system.gpu.hbm_bytes_per_s) * share, _under_way(system.gpu, system.gpu.persistent))
         seconds = op.bytes / (top * rate_kept(system, top, *losses))
         return KernelCost(np.asarray(seconds), np.asarray(op.bytes, float), np.asarray(op.flop, float), 1.0)
     count, shape = (
@@ -87,12 +86,16 @@ def _derate(gpu: Gpu, kept: ArrayLike) -> Gpu:
     return gpu.model_copy(update=changed)
 
 
+def _under_way(gpu: Gpu, persistent: Persistent) -> Floats:
+    """Rate [bytes/s] at which all requests of the CUs that are in flight are served, by Little's law."""
+    return np.asarray(gpu.num_cus) * persistent.in_flight_bytes_per_cu / persistent.memory_latency_s
+
+
 def rate_kept(system: System, needed: ArrayLike, occupancy_loss: ArrayLike, stores: PeerStores) -> Floats:
     """Share (0, 1] of its rate that an operator keeps which needs `needed` bytes/s under way, by Little's law."""
     persistent, need = system.gpu.persistent, np.asarray(needed, float)
     assert persistent is not None
-    latency = persistent.memory_latency_s
-    full = np.asarray(system.gpu.num_cus) * persistent.in_flight_bytes_per_cu / latency
+    latency, full = persistent.memory_latency_s, _under_way(system.gpu, persistent)
     longer = (2 * latency if stores.copied else 0.0) + persistent.post_s
     left = (1 - np.asarray(occupancy_loss)) * full / (1 + np.asarray(stores.bytes_per_s) * longer / latency / need)
     return link_utilisation(left / need) / link_utilisation(full / need)

@@ -39,7 +39,7 @@ class FusedBackend(Backend):
         if isinstance(skew_s, bool) or not isinstance(skew_s, int | float) or skew_s < 0:
             raise ConfigError([Problem("simulator.skew_s", "is no number of seconds from 0", skew_s)])
         self._designs, self._skew_s = OverlapBackend("fluid"), float(skew_s)
-        self.version = f"1+{self._designs.version}"
+        self.version = f"2+{self._designs.version}"
 
     def sections(self, tree: Tree) -> None:
         """Check the sections `system`, `workload` and `schedule`."""
@@ -67,6 +67,9 @@ class FusedBackend(Backend):
         if num_nodes(system) > 1 and system.node.num_gpus > 1:
             rule = "are several in each of several nodes, whose workgroups are not simulated"
             broken.append(Problem("system.node.num_gpus", rule, system.node.num_gpus, "use one, or simulator=fluid"))
+        if self._skew_s > 0 and num_nodes(system) > 2 and _fused_moves(design):
+            rule = "staggers GPUs, of which one stands for all of more than two nodes"
+            broken.append(Problem("simulator.skew_s", rule, self._skew_s, "leave it out, or use two nodes"))
         reduces = [name for name, op in design.workload.operators.items() if isinstance(op, Collective) and op.reduces]
         fused = set(reduces) & _fused_moves(design)
         if fused and num_nodes(system) > 2:

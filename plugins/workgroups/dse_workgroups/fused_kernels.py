@@ -119,7 +119,7 @@ class FusedKernel:
         top = 0.0
         if not isinstance(self.op, Gemm):
             share = gpu.persistent.gather_efficiency if isinstance(self.op, Embedding) else gpu.stream_share
-            top = float(gpu.hbm_bytes_per_s * share)
+            top = min(float(gpu.hbm_bytes_per_s * share), gpu.num_cus * _flight(gpu))  # few CUs ask for less
         flight = _flight(gpu) / facts().per_cu
         columns = (float(gpu.kernel_launch_s), workgroups, top, flight, float(gpu.hbm_bytes_per_s), full)
         start, residents, *rates = (np.full(size, column) for column in columns)
@@ -196,14 +196,14 @@ class FusedKernel:
         if self.move is None:
             return [Item(count, work)]
         every = num_gpus(self.system)
-        share = count / every
-        chunks = min(int(self.knobs.num_chunks or 1), max(1, int(share)))
-        local = Item(max(1, round(share)), work)
-        peers = every - 1 if num_nodes(self.system) > 1 else 1  # of a wire
+        chunks = min(int(self.knobs.num_chunks or 1), max(1, count // every))
+        shares = [_piece(count, every, peer) for peer in range(every)]  # of whole workgroups, which sum to all
+        local, several = Item(shares[g], work), num_nodes(self.system) > 1  # whose one wire is that of all peers
         parts = [
-            Part(c, int(wire), int(wires.target[wire]), _piece(share * peers, chunks, c))
+            Part(c, int(wire), peer, _piece(count - shares[g] if several else shares[peer], chunks, c))
             for c in range(chunks)
             for wire in np.flatnonzero(wires.source == g)
+            for peer in (int(wires.target[wire]),)
         ]
         if self.consumes:
             return self._consumer(g, (parts, local, out), wires, book)
@@ -216,9 +216,9 @@ class FusedKernel:
             remote = [replace(item, work=work - out) for item in remote]
         first = self.knobs.issue_order == "remote_first"
         items = [*remote, local] if first else [local, *remote]
-        return items + (self._sums(g, (parts, share, out), book) if self.move.reduces else [])
+        return items + (self._sums(g, (parts, shares[g], out), book) if self.move.reduces else [])
 
-    def _sums(self, g: int, output: tuple[Sequence[Part], float, float], book: _Book) -> list[Item]:
+    def _sums(self, g: int, output: tuple[Sequence[Part], int, float], book: _Book) -> list[Item]:
         """Second phase of an all-reduce: add what came from all peers, chunk by chunk, and send the sum to each."""
         parts, share, out = output
         chunks, items = 1 + max(part.chunk for part in parts), list[Item]()
@@ -302,6 +302,6 @@ def _flight(gpu: Gpu) -> float:
     return float(gpu.persistent.in_flight_bytes_per_cu / gpu.persistent.memory_latency_s)
 
 
-def _piece(total: float, parts: int, index: int) -> int:
-    """Whole workgroups of a part, at least one."""
+def _piece(total: int, parts: int, index: int) -> int:
+    """Whole workgroups of a part, at least one; those of all parts sum to the total where it has as many."""
     return max(1, round(total * (index + 1) / parts) - round(total * index / parts))

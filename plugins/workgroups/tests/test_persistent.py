@@ -19,6 +19,8 @@ from dse_workgroups.fused_iteration import iterate, peak_demand
 from dse_workgroups.fused_kernels import FusedKernel, facts, line_share
 from dse_workgroups.persistent import NONE, Gpus, KernelPlan, LogicalWorkgroups, run
 from search_spaces.fused_knobs import FusedKnobs
+from simulators.costs.fabric import num_gpus
+from simulators.costs.memory_bound import kernel_cost
 from simulators.overlap.design import OverlapDesign
 from tests.support import REPOSITORY, drawn, shipped
 
@@ -73,6 +75,46 @@ def test_a_kernel_is_not_shorter_than_its_work_nor_than_its_wires(
         assert (rows[:, 3] <= kernel.wires.rate[wire] * (rows[:, 2] - rows[:, 1]) * (1 + 1e-9) + 1e-9).all()
     sent = float(kernel.items.sent.sum() + kernel.slices.sent.sum()) - _put_twice(kernel)
     assert done.transfers[:, 3].sum() == pytest.approx(sent)
+
+
+@drawn(40)
+@given(
+    st.sampled_from(["mi210_4", "mi210_2x1", "dlrm_torus"]),
+    st.integers(1, 40),
+    st.integers(1, 12),
+    st.sampled_from([1, 3, 32]),
+)
+def test_every_tile_is_made_once_and_sent_but_by_its_owner(system: str, down: int, along: int, chunks: int) -> None:
+    """Also where tiles do not divide evenly among GPUs; of few tiles each GPU still has one."""
+    wanted = design(system, "moe-dbrx-t4096", num_chunks=chunks)
+    gemm, move = wanted.workload.operators.values()
+    gemm, gpus = gemm.model_copy(update={"m": 128 * down, "n": 64 * along}), num_gpus(wanted.system)
+    kernel = FusedKernel(wanted.system, gemm, move, wanted.schedule)  # type: ignore[arg-type]
+    items, count, out = kernel.plan().items, kernel._size[0], kernel._size[2]
+    made = np.diff(items.first)
+    assert (made == count).all() if count >= gpus else (made >= count).all()
+    if len(made) == gpus <= count:
+        assert items.sent.sum() == pytest.approx((len(made) - 1) * count * out)
+
+
+@pytest.mark.slow
+@drawn(15)
+@given(st.sampled_from(["emb-p30-b512", "gemv-70b_out"]), st.integers(1, 200), st.floats(0.1, 10))
+def test_few_cus_cannot_ask_for_more_than_their_requests_in_flight(operator: str, cus: int, hbm: float) -> None:
+    """Little's law bounds workgroups and the core's formula alike; more CUs or a faster HBM are no slower."""
+    wanted = design(operator=operator)
+    op: Any = next(iter(wanted.workload.operators.values()))
+    gpu: Any = wanted.system.gpu
+    before = float("inf")
+    for more in (1, 2):
+        fewer = {"num_cus": cus * more, "hbm_bytes_per_s": hbm * more * gpu.hbm_bytes_per_s}
+        system = wanted.system.model_copy(update={"gpu": gpu.model_copy(update=fewer)})
+        flight = cus * more * gpu.persistent.in_flight_bytes_per_cu / gpu.persistent.memory_latency_s
+        alone = run(FusedKernel(system, op, None, wanted.schedule).plan())  # type: ignore[arg-type]
+        seconds = float(kernel_cost(system, op).seconds)
+        assert min(seconds, float(alone.computed_s[0])) * flight >= op.bytes * (1 - 1e-9)
+        assert seconds <= before
+        before = seconds
 
 
 def _put_twice(kernel: KernelPlan) -> float:
@@ -154,6 +196,7 @@ def test_peak_demand_is_the_rate_of_a_wire_that_is_always_busy_and_less_for_one_
 def test_what_has_no_workgroups_is_refused() -> None:
     with pytest.raises(ConfigError, match="skew_s"):
         FusedBackend(skew_s=-1.0)
+    assert "stands for all" in str(FusedBackend(skew_s=1e-6).problems(design("dlrm_torus"))[-1])
     assert "reduce around a network" in str(BACKEND.problems(design("dlrm_torus", "gemv-70b_out"))[-1])
     tree = {
         "system": shipped("system")["mi300x_8"],
