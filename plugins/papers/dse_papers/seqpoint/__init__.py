@@ -12,7 +12,6 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dse.config.options import conf_dir
 from dse.errors import ConfigError
@@ -25,7 +24,7 @@ from dse.space import Case
 from dse_calibration.backend import tables as measured_tables
 from dse_calibration.predictions import predicted_by
 from dse_papers import throughput
-from dse_papers.seqpoint import noise
+from dse_papers.seqpoint import noise, tails
 from simulators.hardware.device import Device
 from simulators.steps.design import OF_LENGTHS, StepDesign
 from simulators.steps.scenarios import scenarios
@@ -59,7 +58,7 @@ _WORSE = 5.0
 """Times the error that a simpler choice must have to count as clearly worse (by choice)."""
 _BOUNDS = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
 _NOISE = "times have no noise here: what is left is the choice of points alone"
-_TAIL = "lengths are drawn from percentiles, and of IWSLT'15 the tail of long sentences is assumed (conf/lengths)"
+_TAIL = "lengths are drawn from percentiles, and of IWSLT'15 the tail of long sentences is assumed (tails.parquet)"
 
 
 class SeqPoint(Plain):
@@ -130,6 +129,10 @@ class SeqPoint(Plain):
             scattered = _scattered(epochs)
             yield "noise", scattered
             yield "noise", partial(_noise_figure, scattered)
+            tailed = _tailed(epochs)
+            if len(tailed):
+                yield "tails", tailed
+                yield "tails", partial(_tails_figure, tailed)
         measured = _recurrent_layers(run)
         if len(measured):
             yield "recurrent", measured
@@ -217,17 +220,18 @@ def _epoch_trees(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         return {}
 
 
-def _lengths(tree: Mapping[str, Any]) -> NDArray[np.int64]:
-    """Sequence length [N] of each iteration of an epoch."""
+def _data(tree: Mapping[str, Any]) -> tuple[Lengths, int, int]:
+    """Data set of a scenario, sequences of a batch, and the seed."""
     run = Run.model_validate(tree["run"])
-    return iteration_lengths(Lengths.model_validate(tree["lengths"]), int(run.batch), int(run.seed))
+    return Lengths.model_validate(tree["lengths"]), int(run.batch), int(run.seed)
 
 
 def _single_iterations(tree: Mapping[str, Any]) -> Case:
-    """An iteration of each length of an epoch, on the GPU as its data sheet describes it."""
+    """An iteration of each length of an epoch, also with other tails, on the GPU as its data sheet describes it."""
     gpu = {**tree["system"]["gpu"], **_AS_DESCRIBED}
     sections = {name: section for name, section in tree.items() if name not in OF_LENGTHS}
-    unique = np.unique(_lengths(tree)).tolist()
+    data = _data(tree)
+    unique = np.unique(np.concatenate([iteration_lengths(*data), *tails.drawn(*data).values()])).tolist()
     return Case({**sections, "system": {**tree["system"], "gpu": gpu}}, {_LENGTH: unique})
 
 
@@ -235,11 +239,11 @@ class _Epoch:
     """Iterations of a scenario on the plain GPU: lengths and seconds [N], and how SeqPoint was asked."""
 
     def __init__(self, tree: Mapping[str, Any], singles: pd.DataFrame) -> None:
-        self.lengths = _lengths(tree)
+        self.lengths, self.tailed = iteration_lengths(*_data(tree)), tails.drawn(*_data(tree))
         # equal lengths take equal times: each is simulated once
         unique, place = np.unique(self.lengths, return_inverse=True)
-        seconds = singles.set_index(_LENGTH)["iteration_s"].loc[unique.tolist()]
-        self.seconds = seconds.to_numpy(float)[place]
+        self.by_length = singles.set_index(_LENGTH)["iteration_s"]
+        self.seconds = self.by_length.loc[unique.tolist()].to_numpy(float)[place]
         chosen = Iterations.model_validate(tree["iterations"]) if tree.get("iterations") else None
         # the run asked for another choice: SeqPoint as by default
         self.asked = chosen if chosen and chosen.method == _OWN else Iterations(name=_OWN, method=_OWN)
@@ -370,6 +374,31 @@ def _noise_figure(scattered: pd.DataFrame) -> FigureSheet:
     )
     frame = Frame(f"The time of an epoch is projected within {ends}", "chosen in one epoch, judged by another", "panel")
     return tables.curves(rows, x, y=y, by="lengths", frame=frame)
+
+
+def _tailed(epochs: Mapping[str, _Epoch]) -> pd.DataFrame:
+    """Representatives by the tail of the lengths, of epochs that have one."""
+    import pandas as pd
+
+    return pd.DataFrame(
+        {"scenario": name, **row}
+        for name, epoch in epochs.items()
+        for row in tails.effects(epoch.asked, epoch.tailed, epoch.by_length)
+    )
+
+
+def _tails_figure(tailed: pd.DataFrame) -> FigureSheet:
+    """Profiling time saved over how far the longest sentences reach."""
+    ends = tailed.loc[[tailed["longest"].idxmin(), tailed["longest"].idxmax()]]
+    texts = [f"{row['cut_parallel']:.0f} times where they reach {row['longest']:.0f}" for _, row in ends.iterrows()]
+    x, y = (
+        Axis("longest", "longest sequence of the epoch"),
+        Axis("cut_parallel", "profiling time saved [x]"),
+    )
+    frame = Frame(f"Profiling is cut {', '.join(texts)} tokens", "all at once; how far sentences reach is assumed")
+    return tables.curves(
+        tailed.assign(scenario=tailed["scenario"].str.replace("_", " ")), x, y=y, by="scenario", frame=frame
+    )
 
 
 def _recurrent_figure(measured: pd.DataFrame, device: str) -> FigureSheet:
