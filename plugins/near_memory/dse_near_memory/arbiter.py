@@ -72,7 +72,7 @@ def _since(stream: int, channel: int, s: State) -> float:
     return float(s.arrived[stream, channel, first_of(stream, channel, s)])
 
 
-@inline_never
+@inline_always
 def _gemm_stream(channel: int, s: State, r: Rules) -> int:
     """Reads (0) or stores (1) of the GEMM, whichever goes next, or -1: in order, but stores may be overtaken."""
     reads, stores = s.tail[0, channel] - s.head[0, channel], s.tail[1, channel] - s.head[1, channel]
@@ -83,7 +83,7 @@ def _gemm_stream(channel: int, s: State, r: Rules) -> int:
     return -1 if stream == 1 and s.ci[channel, WRITES] >= r.drain else stream
 
 
-@inline_never
+@inline_always
 def choose_stream(channel: int, s: State, r: Rules) -> int:
     """Stream of the next request that enters a channel's queue, or -1. Writes have `drain` places of it."""
     gemm = _gemm_stream(channel, s, r)

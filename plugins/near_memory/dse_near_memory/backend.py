@@ -52,7 +52,7 @@ class RequestDesign(OverlapDesign):
 class RequestBackend(Backend):
     """Designs one by one, each in a fraction of a second; rings and schedules of T3 only."""
 
-    version = "3"
+    version = "4"
     metrics = METRICS
     relations: Mapping[str, Metric] = {
         "speedup": Metric("x", "makespan of the baseline / makespan", goal="maximize"),

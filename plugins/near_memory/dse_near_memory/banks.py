@@ -26,7 +26,7 @@ from dse_near_memory.state import (
     Rules,
     State,
 )
-from simulators.compiled import inline_always, inline_never
+from simulators.compiled import inline_always
 
 
 @inline_always
@@ -40,7 +40,7 @@ def column_at(channel: int, place: int, since: float, s: State, r: Rules) -> flo
     return -(max(opened, s.ct[channel, GATE]) + r.trcd) - 1e-9
 
 
-@inline_never
+@inline_always
 def bus_at(channel: int, writes: int, s: State, r: Rules) -> float:
     """Return the time from which the bus takes a read (0) or a write (1)."""
     bus = max(s.t[NOW], s.ct[channel, BUS])
@@ -49,7 +49,7 @@ def bus_at(channel: int, writes: int, s: State, r: Rules) -> float:
     return max(bus, s.ct[channel, BUS] + (r.to_write if writes else r.to_read))
 
 
-@inline_never
+@inline_always
 def pick(channel: int, s: State, r: Rules) -> int:
     """Choose the request whose column comes first, with a turn of the bus; of these a row hit, and then the oldest."""
     best, best_key, best_born = -1, NEVER, 0
@@ -66,7 +66,7 @@ def pick(channel: int, s: State, r: Rules) -> int:
     return best
 
 
-@inline_never
+@inline_always
 def refresh(channel: int, s: State, r: Rules) -> None:
     """Refresh a channel that is due: it closes all rows. One that was due while the channel was idle began in time."""
     due = s.ct[channel, REFRESH]
@@ -81,7 +81,7 @@ def refresh(channel: int, s: State, r: Rules) -> None:
             s.bank[channel, bank, LAST_USE] = max(s.bank[channel, bank, LAST_USE], end - r.trp)
 
 
-@inline_never
+@inline_always
 def use_bank(channel: int, pick: int, updates: int, s: State, r: Rules) -> float:
     """Open the row of a request if need be, and take its columns; return when they have passed the bus."""
     place, kind = s.queue_place[channel, pick], s.queue_kind[channel, pick]

@@ -4,8 +4,6 @@ A request that is not there takes the line used longest ago, whose requests that
 (write-back, allocate on a miss). A store takes its line without a read, and other sectors of a line, a request each,
 are read when they are asked for, as those of public configurations of GPGPU-Sim are. At the end of a kernel what is
 left is written back, as other GPUs read it.
-
-What every look-up goes through is inlined, or has few arguments: a call copies all of `Work`, `State` and `Rules`.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ tracker   counts updates of a region (of a wavefront's tile in a chunk) as they 
           is full evicts the entry used longest ago, whose counts go to memory until its next update
 channel   a queue, filled from the streams of the GEMM and of communication by a policy (`dse_near_memory.arbiter`); its
           banks are those of `dse_near_memory.banks`
+
+What every event and every look-up goes through is inlined: a call copies all of `Work`, `State` and `Rules`.
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ from dse_near_memory.state import (
     State,
     Work,
 )
-from simulators.compiled import flat_over, inline_never
+from simulators.compiled import flat_over, inline_always, inline_never
 
 
 @inline_never
@@ -113,7 +115,7 @@ def _schedule(cu: int, at: float, s: State) -> None:
         s.t[GEMM_AT], s.i[NEXT_CU] = at, cu
 
 
-@inline_never
+@inline_always
 def _receive(block: int, s: State, r: Rules) -> None:
     """Receive a line of a block; with the last one, CUs that wait for it go on."""
     s.block_left[block] -= 1
@@ -195,7 +197,7 @@ def _await_reads(cu: int, s: State) -> None:
         _schedule(cu, max(s.t[NOW], s.cut[cu, CU_READY]), s)
 
 
-@inline_never
+@inline_always
 def _gemm_event(w: Work, s: State, r: Rules) -> None:
     """A CU has multiplied a step, or what its next one waits for is there."""
     cu = s.i[NEXT_CU]
@@ -231,9 +233,7 @@ def _begin_comm(w: Work, s: State, r: Rules) -> None:
     target = w.program[step, TARGET]
     s.i[NUM_LINES] = w.chunk_first[source + 1] - w.chunk_first[source]
     s.i[TARGET_LINES] = w.chunk_first[target + 1] - w.chunk_first[target]
-    s.t[PACE], s.t[HOP] = r.gather if w.program[step, PHASE] == 2 else r.send, r.hop
-    if source == target:  # a sum within the GPU
-        s.t[PACE], s.t[HOP] = r.final, 0.0
+    s.t[PACE], s.t[HOP] = w.pace[step], 0.0 if source == target else r.hop  # a sum stays within the GPU
     s.t[STARTS] = NEVER if w.program[step, FROM_GEMM] else s.t[NOW] + r.setup
 
 
@@ -328,7 +328,7 @@ def _track(line: int, w: Work, s: State, r: Rules) -> None:
         s.chunk_left[w.chunk[line]] -= 1
 
 
-@inline_never
+@inline_always
 def _describe(kind: int, tag: int, w: Work, s: State) -> int:
     """Kind of a request, 4 times its phase, and 16 if it is an update: the step may have ended when it is served."""
     if kind < COMM_READ:
@@ -337,7 +337,7 @@ def _describe(kind: int, tag: int, w: Work, s: State) -> int:
     return kind + 4 * w.program[step, PHASE] + 16 * (w.program[step, UPDATES] if kind == INCOMING and tag < -1 else 0)
 
 
-@inline_never
+@inline_always
 def _admit(channel: int, w: Work, s: State, r: Rules) -> None:
     """Fill the queue of a channel; updates are tracked as they enter it."""
     while s.ci[channel, LENGTH] < r.queue:
@@ -375,7 +375,7 @@ def _admit(channel: int, w: Work, s: State, r: Rules) -> None:
             _begin_comm(w, s, r)
 
 
-@inline_never
+@inline_always
 def _serve(channel: int, w: Work, s: State, r: Rules) -> None:
     """Let a channel take requests into its queue and serve one."""
     _admit(channel, w, s, r)

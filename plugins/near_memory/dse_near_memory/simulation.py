@@ -146,7 +146,8 @@ class SubLayer:
         rules = self._rules(tiling, entries, tracked=tracked, gemm=gemm, cached=not updates)
         rules = rules._replace(needs=int(np.diff(shares.need_first).max()))
         work = _work(reads, output, addresses, program, shares=shares)
-        work = work._replace(store_updates=int(updates), thresholds=np.array(sorted(controller.thresholds), np.int64))
+        limits, paces = np.array(sorted(controller.thresholds), np.int64), self._paces(program, tracked=tracked)
+        work = work._replace(store_updates=int(updates), thresholds=limits, pace=paces)
         cache = (rules.channels * controller.slices * sets, rules.cache_ways, controller.cache_sectors)
         state = _state(work, rules, output, addresses, cache)
         end = engine.run(work, state, rules)
@@ -159,12 +160,6 @@ class SubLayer:
         update_columns = float(gpu.pim.update_columns) if gpu.pim is not None else 1.0
         group = columns * controller.tccdl_s * _NS
         times = {name: getattr(dram, f"{name}_s") * _NS for name in _TIMES}
-        link = float(self.system.node.link_bytes_per_s)
-        kernel = self._kernel_rate()
-        mine = link if tracked or (self._near and self.schedule.reduction == "ideal") else kernel
-        mine = min(mine, float(gpu.dma.bytes_per_s)) if tracked else mine
-        copies = float(gpu.cu_copy.num_cus * gpu.cu_copy.bytes_per_s_per_cu)
-        paces = {"send": mine, "gather": kernel, "final": copies}
         policy, guaranteed = self.schedule.arbitration, self.schedule.guaranteed_share
         # without communication beside it, a GEMM's own updates hold nothing up
         overtaken = {None: _UNBOUNDED, "fcfs": 0}.get(policy, controller.store_buffer)
@@ -175,7 +170,6 @@ class SubLayer:
             **times,
             latency=(dram.tcl_s + dram.hop_s) * _NS,
             cache_hit=controller.cache_hit_s * _NS,
-            **{name: LINE_BYTES / (pace * share) * _NS for name, pace in paces.items()},
             hop=float(self.system.node.hop_latency_s or 0.0) * _NS,
             setup=float(gpu.dma.setup_s) * _NS if tracked else 0.0,
             channels=controller.sampled_channels,
@@ -200,6 +194,21 @@ class SubLayer:
             cus=tiling.concurrent if gemm else 0,
             lockstep=int(controller.lockstep),
         )
+
+    def _paces(self, program: Sequence[Sequence[int]], *, tracked: bool) -> Any:
+        """Time [ns] of a line at the sampled channels over the link in each step: stores by the GEMM go at its rate,
+        commands at that of a DMA engine, kernels at theirs; a kernel sums within the GPU.
+        """
+        gpu, link, kernel = self.system.gpu, float(self.system.node.link_bytes_per_s), self._kernel_rate()
+        updates = self._near and self.schedule.reduction == "ideal"
+        reduces = min(link, float(gpu.dma.bytes_per_s)) if tracked else link if updates else kernel
+        sums, share = float(gpu.cu_copy.num_cus * gpu.cu_copy.bytes_per_s_per_cu), self.controller.sampled_channels
+        rates = [
+            link if step[fields.FROM_GEMM] else sums if step[fields.SOURCE] == step[fields.TARGET]
+            else kernel if step[fields.PHASE] == _AG else reduces
+            for step in program
+        ]  # fmt: skip
+        return LINE_BYTES / (np.array(rates, float) * share / self.controller.dram.channels) * _NS
 
     def _kernel_rate(self) -> float:
         """Rate [bytes/s] of a collective's kernel over the ring's link."""
@@ -305,7 +314,8 @@ def _work(
     return Work(
         reads.first, reads.channel, reads.place, reads.where, reads.entry, shares.need_first, shares.need_panel,
         output.stores_first, output.stores, output.channel, output.place, output.chunk, output.region, output.where,
-        output.entry, output.chunk_first, away, output.region_set, steps, np.zeros(0, np.int64), shares.step_ns, 0,
+        output.entry, output.chunk_first, away, output.region_set, steps, np.zeros(0, np.int64), shares.step_ns,
+        np.zeros(0), 0,
     )  # fmt: skip
 
 
@@ -321,7 +331,6 @@ def _state(work: Work, rules: Rules, output: Output, addresses: AddressMap, cach
     integers[fields.STORES_LEFT] = int((1 - work.away[output.chunk]).sum()) if rules.cus else 0
     blocks, cu_times = len(work.read_first) - 1, np.zeros((rules.cus, fields.CU_TIMES))
     cu_times[:, fields.CU_AT] = NEVER
-    times[fields.PACE] = rules.send
     channels = np.zeros((rules.channels, fields.CHANNEL_TIMES))
     channels[:, fields.NEXT], channels[:, fields.REFRESH] = NEVER, rules.trefi
     banks = np.full((rules.channels, rules.banks, fields.BANK_FIELDS), -1e9)

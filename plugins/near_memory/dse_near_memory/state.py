@@ -62,9 +62,6 @@ class Rules(NamedTuple):
     trfc: float
     latency: float
     cache_hit: float
-    send: float
-    gather: float
-    final: float
     hop: float
     setup: float
     channels: int
@@ -98,7 +95,8 @@ class Work(NamedTuple):
     the tiles that a CU takes at once. need_first [units + 1]: into need_panel. step_ns [units]. store_first [units +
     1]: into store_line, lines of the output. channel, place, chunk, region, store_set, store_entry of each line of it;
     chunk_first [N + 1]. away: whether a chunk is stored at the neighbour. region_set: set of a region's entry. program
-    [S, STEP_FIELDS]. thresholds: that arbitration chooses from. store_updates: whether the GEMM's stores are updates.
+    [S, STEP_FIELDS]; pace [S]: time of a line over the link [ns]. thresholds: that arbitration chooses from.
+    store_updates: whether the GEMM's stores are updates.
     """
 
     read_first: Ints
@@ -122,6 +120,7 @@ class Work(NamedTuple):
     program: Ints
     thresholds: Ints
     step_ns: Floats
+    pace: Floats
     store_updates: int
 
 

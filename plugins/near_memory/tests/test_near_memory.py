@@ -325,6 +325,17 @@ def test_a_sum_of_the_last_chunk_as_it_comes_in_hides_it() -> None:
 
 
 @pytest.mark.slow
+def test_engines_move_what_commands_read_and_not_what_a_gemm_stores() -> None:
+    """Of two GPUs none forwards a chunk; of four, slower engines and slower links both tell."""
+    shape, slow = (4096, 2048, 2048), {"system__gpu__dma__bytes_per_s": 20e9}
+    assert outcome("t3", 2, shape, **slow) == outcome("t3", 2, shape)
+    fast, engines, links = (
+        outcome("t3", 4, shape, **over).seconds for over in ({}, slow, {"system__node__link_bytes_per_s": 20e9})
+    )
+    assert fast < engines < links
+
+
+@pytest.mark.slow
 def test_the_threshold_falls_with_the_intensity_of_the_first_stage() -> None:
     """Slow memory fills queues. What the rule takes runs as if it were given."""
     shape, rule = (4096, 2048, 2048), {"controller__threshold": "first_stage"}
