@@ -18,9 +18,10 @@ from dse.values.units import Bytes, Integer, Seconds
 from dse_near_memory.address_map import LINE_BYTES
 from dse_near_memory.state import MOST_SECTORS
 from simulators.hardware.memory_system import Folds, whole_power
-from simulators.hardware.parts import AddressMapping, Dram, SourcedValue
+from simulators.hardware.parts import AddressMapping, Dram, Hash, SourcedValue
 
 Ints = NDArray[np.int64]
+_MOST_FOLDED = 128  # sets for which there is a polynomial
 
 
 class Controller(SourcedValue):
@@ -29,7 +30,8 @@ class Controller(SourcedValue):
     bank_groups: of a channel's banks, by their lowest bits; columns of `column_bytes` of a group are `tccdl_s` apart.
     bank_bits: of the address of a byte in its channel, lowest first; the bits between them count the bytes of a row.
     slices: of the last-level cache at a channel, told apart by the lowest bank bits. cache_line_bytes: of a line of it,
-    whose sectors are requests of 64 bytes. store_buffer: stores
+    whose sectors are requests of 64 bytes. cache_hash: of the address above a line's set, which turns the set
+    (`simulators.hardware.memory_system`; an exclusive or beyond 128 sets). store_buffer: stores
     of the GEMM that its reads may overtake at a channel. window_bytes: that a DMA command has in flight. wavefronts: of
     a workgroup, each with a region of the tracker: the ways of its sets. sampled_channels: of all channels, which are
     alike where addresses are hashed; they are simulated, with their slices of the cache, and stand for the others.
@@ -51,6 +53,7 @@ class Controller(SourcedValue):
     bank_bits: tuple[Annotated[Integer, Field(ge=6, le=24)], ...]
     slices: Annotated[Integer, Field(ge=1, le=16)]
     cache_line_bytes: Annotated[Integer, Field(ge=LINE_BYTES, le=LINE_BYTES * MOST_SECTORS)]
+    cache_hash: Hash
     store_buffer: Annotated[Integer, Field(ge=0, le=10**9)]
     cache_hit_s: Annotated[Seconds, Field(ge=0, le=1e-5)]
     threshold: Literal["given", "first_stage"]
@@ -93,6 +96,11 @@ class Controller(SourcedValue):
         )
         long, text = self.cache_line_bytes > least, "is more than one slice has in a row ({0})"
         yield Rule("controller.cache_line_bytes", long, text, self.cache_line_bytes, (least,), "take shorter lines")
+
+    def set_folds(self, sets: int) -> Ints:
+        """Turns of a cache's sets by the address above them, by its four low bytes: [1024]; zero without a hash."""
+        hashed = "xor" if sets > _MOST_FOLDED and self.cache_hash != "none" else self.cache_hash
+        return Folds.of(hashed, sets).table
 
     @property
     def cache_sectors(self) -> int:

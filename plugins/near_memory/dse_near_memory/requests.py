@@ -3,7 +3,7 @@
 A line of an operand is read with the step of k of its first byte. Workgroups of a CU store their tiles row by row, all
 at once. Lines of an output belong to the chunk, the tile and the wavefront of their first byte; a wavefront has a band
 of rows of its tile. The cache has slices at each channel, told apart by the lowest bits of the bank; in a slice the
-bits of a line's number above its set turn the set by a polynomial's hash, as they turn channels.
+bits of a line's number above its set turn the set by a hash, as they turn channels.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ from dse_near_memory.address_map import LINE_BYTES, AddressMap
 from dse_near_memory.controller import Controller
 from dse_near_memory.state import MOST_SECTORS
 from dse_near_memory.tiles import Tiling
-from simulators.hardware.memory_system import Folds
 
 Ints = NDArray[np.int64]
 _ALIGN = 2**21
 """Tensors begin at pages of 2 MiB."""
-_MOST_FOLDED = 128  # sets for which there is a polynomial; beyond, an exclusive or
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ def place_in_cache(lines: Ints, channel: Ints, controller: Controller, sets: int
     piece, in_slice = _take_out(local_of(lines, controller), bits)
     number, sector = np.divmod(in_slice, controller.cache_sectors)
     high, low = np.divmod(number, sets)
-    table = Folds.of("polynomial" if sets <= _MOST_FOLDED else "xor", sets).table
+    table = controller.set_folds(sets)
     turn = table[high & 255] ^ table[256 + (high >> 8 & 255)] ^ table[512 + (high >> 16 & 255)]
     turned = (low + turn if sets & sets - 1 else low ^ turn) % sets  # both permute the sets
     return np.asarray((channel * controller.slices + piece) * sets + turned), number * MOST_SECTORS + sector

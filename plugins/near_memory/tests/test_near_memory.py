@@ -165,10 +165,18 @@ def test_a_cache_keeps_what_was_used_last(
     assert run.served[1].sum() == (1 - run.work.away[run.work.chunk]).sum()
 
 
-@given(chunk=st.integers(0, 2**12), slices=st.sampled_from((1, 2, 4, 16)), line=st.sampled_from((64, 128, 256)))
-def test_lines_of_the_cache_lie_in_one_set_and_slices_share_them_evenly(chunk: int, slices: int, line: int) -> None:
+@given(
+    chunk=st.integers(0, 2**12),
+    slices=st.sampled_from((1, 2, 4, 16)),
+    line=st.sampled_from((64, 128, 256)),
+    hashed=st.sampled_from(("none", "xor", "polynomial")),
+)
+def test_lines_of_the_cache_lie_in_one_set_and_slices_share_them_evenly(
+    chunk: int, slices: int, line: int, hashed: str
+) -> None:
     """64 KiB of a channel: each cache line is that of neighbours, whole, and slices and sets have as many each."""
-    controller = point("t3", controller__slices=slices, controller__cache_line_bytes=line).controller
+    over: Any = {"controller__slices": slices, "controller__cache_line_bytes": line, "controller__cache_hash": hashed}
+    controller = point("t3", **over).controller
     chunks = np.arange(8192) + 8192 * chunk
     lines = (chunks[channels_of(chunks, controller) == 0, None] * 4 + np.arange(4)).reshape(-1)
     where, entry = place_in_cache(lines, np.zeros_like(lines), controller, 16)
