@@ -1,10 +1,12 @@
 """Shapes of every operator of a real training step of BERT, as PyTorch issues them, beside those of the closed form.
 
     python -m dse_torch.step_shapes > plugins/torch_gpu/dse_torch/conf/data/bert_step.csv
+    python -m dse_torch.step_shapes compare
 
-runs one step (forward, backward, AdamW) of two layers of BERT-Large on the CPU and prints a row for each operator that
-is issued: shapes do not depend on the device. `study=bert` counts the same products by a formula (`formula_gemms`), but
-for those of Q, K and V, which it has in one.
+The first runs one step (forward, backward, AdamW) of two layers of BERT-Large on the CPU and prints a row for each
+operator that is issued: shapes do not depend on the device. `study=bert` counts the same products by a formula
+(`formula_gemms`), but for those of Q, K and V, which it has in one. The second prints, by class of operators, kernels
+and bytes of the shipped table beside the formula's, whose passes are those of a framework without fused kernels.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from simulators.steps.backend import iteration
+from dse.config.compose import request
+from simulators.steps.backend import StepBackend, iteration
 from simulators.steps.design import StepDesign
-from simulators.steps.operators import Product
+from simulators.steps.operators import Product, Stream
 from simulators.workloads.model_zoo import model_tree
 
 TABLE = Path(__file__).parent / "conf" / "data" / "bert_step.csv"
@@ -40,6 +43,9 @@ _VIEWS = (
     "slice",
     "alias",
 )
+_ALLOCATIONS = ("empty_like", "ones_like", "slice_backward")
+_FORMULA = {"softmax": "softmax", "activation": "activation", "loss": "loss", "norm": "norm", "lookup": "embedding"}
+"""Part of an operator's name in the closed form -> class; its others are those of the embedding's gradient."""
 Gemm = tuple[int, int, int, int]
 """batch, the smaller and the larger of m and n, k."""
 
@@ -151,8 +157,70 @@ def formula_gemms(design: StepDesign) -> Counter[Gemm]:
     return counts
 
 
-def main() -> int:
-    """Record a step of BERT-Large's sizes and print the table."""
+def closed_form(**model: int) -> StepDesign:
+    """The step of `study=bert` of the sizes that were recorded, with other values of the model."""
+    words = [f"model.{name}={value}" for name, value in {**model, "layers": LAYERS}.items()]
+    tree = request(["study=bert", *words, f"run.batch={BATCH}", f"run.sequence_length={LENGTH}"]).tree
+    backend = StepBackend()
+    (only,) = backend.scenarios(tree).values()
+    return backend.design(only)
+
+
+def _class_of(name: str, elements: int, model: Mapping[str, Any]) -> str:
+    """Class of an operator that is no GEMM, by its name or by how large its output is."""
+    names = {"gelu": "activation", "_log_softmax": "loss", "nll": "loss", "embedding": "embedding", "sum": "biases"}
+    for part, kind in {**names, "clone": "layouts"}.items():
+        if name.startswith(part):
+            return kind
+    if elements == model["vocab"] * model["hidden"]:
+        return "embedding"
+    return "softmax" if elements == model["heads"] * BATCH * LENGTH**2 else "norm"  # with dropout and residuals
+
+
+def passes(rows: Sequence[Mapping[str, Any]], design: StepDesign, model: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Class -> kernels and bytes written as recorded, kernels and bytes read and written of the closed form.
+
+    Of operators that are no GEMMs, forward and backward.
+    """
+    by_class: dict[str, list[float]] = {}
+    for row in rows:
+        elements, times, name = int(row["elements"]), int(row["times"]), str(row["operator"])
+        if row["phase"] != "optimizer" and name not in (*_GEMMS, *_ALLOCATIONS):
+            line = by_class.setdefault(_class_of(name, elements, model), [0.0] * 4)
+            line[0], line[1] = line[0] + times, line[1] + 4.0 * times * elements
+    for part in iteration(design).passes.parts:
+        work, count = part.op.work, float(part.times)
+        if isinstance(work, Stream):
+            kind = next((kind for name, kind in _FORMULA.items() if name in part.op.name), "embedding")
+            line = by_class.setdefault(kind, [0.0] * 4)
+            line[2], line[3] = line[2] + count * float(work.kernels), line[3] + count * float(work.bytes)  # type: ignore[arg-type]
+    return by_class
+
+
+def compare() -> None:
+    """Print kernels and bytes by class as recorded beside the closed form's, products by their FLOP."""
+    from rich.table import Table
+
+    from dse.results import report
+
+    design, rows, model = closed_form(), shipped(), model_tree("bert_large")
+    heads = ("kernels recorded", "written [MB]", "kernels by formula", "read and written [MB]")
+    table = Table("class", *heads, title=f"a step of {LAYERS} layers of BERT-Large, {BATCH} x {LENGTH} tokens, fp32")
+    counts = recorded_gemms(rows).total(), formula_gemms(design).total()
+    table.add_row("products", str(counts[0]), "", f"{counts[1]} (Q, K and V in one)", "")
+    for kind, (kernels, written, formula, moved) in sorted(passes(rows, design, model).items()):
+        table.add_row(kind, f"{kernels:.0f}", f"{written / 1e6:.0f}", f"{formula:.0f}", f"{moved / 1e6:.0f}")
+    report.console().print(table)
+
+
+def main(words: Sequence[str] = ()) -> int:
+    """Record a step of BERT-Large's sizes and print the table; with the word `compare`, print what was recorded."""
+    if list(words) == ["compare"]:
+        compare()
+        return 0
+    if words:
+        print(f"{' '.join(words)}: is no way to use this; leave it out, or use compare", file=sys.stderr)
+        return 2
     import torch
 
     rows = record(model_tree("bert_large"))
@@ -166,4 +234,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

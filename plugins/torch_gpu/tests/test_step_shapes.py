@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 
-from dse.config.compose import request
-from dse_torch.step_shapes import BATCH, LAYERS, LENGTH, Gemm, formula_gemms, record, recorded_gemms, shipped
-from simulators.steps.backend import StepBackend
-from simulators.steps.design import StepDesign
-
-
-def closed_form(**model: int) -> StepDesign:
-    words = [f"model.{name}={value}" for name, value in {**model, "layers": LAYERS}.items()]
-    tree = request(["study=bert", *words, f"run.batch={BATCH}", f"run.sequence_length={LENGTH}"]).tree
-    backend = StepBackend()
-    (only,) = backend.scenarios(tree).values()
-    return backend.design(only)
+from dse_torch.step_shapes import (
+    BATCH,
+    LENGTH,
+    Gemm,
+    closed_form,
+    formula_gemms,
+    main,
+    passes,
+    record,
+    recorded_gemms,
+    shipped,
+)
+from simulators.workloads.model_zoo import model_tree
 
 
 def apart(gemms: Counter[Gemm], hidden: int) -> Counter[Gemm]:
@@ -41,6 +42,24 @@ def test_the_closed_form_has_every_product_of_the_recorded_step_with_q_k_and_v_i
     recorded, formula = recorded_gemms(shipped()), formula_gemms(closed_form())
     assert apart(formula, 1024) == recorded != formula
     assert flop(recorded) == flop(formula)
+
+
+def test_each_class_of_passes_is_recorded_and_has_the_formulas_kernels_but_for_what_is_fused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """PyTorch has one kernel for an activation and two for a loss, and copies layouts, which the formula has not."""
+    rows = shipped()
+    by_class = passes(rows, closed_form(), model_tree("bert_large"))
+    unbatched = [row for row in rows if row["phase"] != "optimizer" and row["batch"] == "0"]
+    unwritten = sum(int(row["times"]) for row in unbatched if row["operator"] in ("empty_like", "ones_like"))
+    assert sum(line[0] for line in by_class.values()) == sum(int(row["times"]) for row in unbatched) - unwritten - 1
+    for kind in ("softmax", "norm", "embedding"):
+        assert by_class[kind][0] == by_class[kind][2]
+    for kind in ("softmax", "activation", "loss", "norm"):
+        assert by_class[kind][3] > by_class[kind][1] > 0 and by_class[kind][2] >= by_class[kind][0]
+    assert by_class["activation"][:2] == [4, 4 * 4 * 4096 * BATCH * LENGTH] and by_class["layouts"][2:] == [0, 0]
+    assert main(["compare"]) == 0 and "activation" in capsys.readouterr().out
+    assert main(["other"]) == 2
 
 
 @pytest.mark.slow

@@ -48,8 +48,8 @@ def effects(
     if not epochs:
         return
     times = {reach: seconds.loc[lengths.tolist()].to_numpy(float) for reach, lengths in epochs.items()}
-    kept = choose(choice, epochs[1.0], times[1.0])
-    projected = float(times[1.0][kept.places] @ kept.weights) / len(times[1.0])
+    configured = choose(choice, epochs[1.0], times[1.0])
+    projected = float(times[1.0][configured.places] @ configured.weights) / len(times[1.0])
     for reach, lengths in epochs.items():
         sample, each = choose(choice, lengths, times[reach]), times[reach]
         yield {
