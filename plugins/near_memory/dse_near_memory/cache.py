@@ -28,11 +28,11 @@ def take_line(where: int, line: int, w: Work, s: State, r: Rules) -> int:
 
 
 @inline_never
-def _way_of(where: int, line: int, ways: int, held: Ways) -> int:
+def _way_of(where: int, line: int, ways: int, lines: Ways) -> int:
     """Way of a set that holds a line, or -1."""
     match, row = 0, np.uint64(where)  # unsigned, as it does not count from the end
     for place in range(ways):  # without a way out, so that it is done by vectors
-        match |= place + 1 if held[row, np.uint64(place)] == line else 0
+        match |= place + 1 if lines[row, np.uint64(place)] == line else 0
     return match - 1
 
 

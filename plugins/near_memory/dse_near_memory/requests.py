@@ -118,12 +118,12 @@ def place_in_cache(lines: Ints, channel: Ints, controller: Controller, sets: int
 
 def _take_out(local: Ints, bits: Sequence[int]) -> tuple[Ints, Ints]:
     """Number that rising bits of a channel's byte addresses form, and the lines' numbers without those bits."""
-    taken, rest = np.zeros_like(local), local
+    number, left = np.zeros_like(local), local
     for place, bit in enumerate(bits):
         low = bit - place - LINE_BYTES.bit_length() + 1  # bits below it are gone
-        taken = taken | (rest >> low & 1) << place
-        rest = rest >> low + 1 << low | rest & (1 << low) - 1
-    return taken, rest
+        number = number | (left >> low & 1) << place
+        left = left >> low + 1 << low | left & (1 << low) - 1
+    return number, left
 
 
 def gemm_reads(tiling: Tiling, controller: Controller, sets: int) -> Reads:

@@ -339,13 +339,13 @@ def _state(work: Work, rules: Rules, output: Output, addresses: AddressMap, cach
     left = np.bincount(output.region, weights=expected[output.chunk], minlength=len(output.region_set))
     slots = _capacity(work, rules, output)
     longest = max(int(np.diff(output.chunk_first).max()), 1)
-    fifo, held = (3, rules.channels, slots), cache[:2]
+    fifo, ways = (3, rules.channels, slots), cache[:2]
     return State(
         i=integers, t=times, counts=np.zeros(fields.COUNTS, np.int64),
         cu=np.zeros((rules.cus, fields.CU_INTS), np.int64), cut=cu_times,
         block_left=np.zeros(blocks, np.int64), block_at=np.zeros(blocks), waiting=np.zeros(blocks, np.int64),
-        next_waiting=np.zeros(rules.cus * rules.needs, np.int64), cache_line=np.full(held, -1, np.int32),
-        cache_used=np.zeros(held, np.int64), cache_there=np.zeros(cache, np.int64),
+        next_waiting=np.zeros(rules.cus * rules.needs, np.int64), cache_line=np.full(ways, -1, np.int32),
+        cache_used=np.zeros(ways, np.int64), cache_there=np.zeros(cache, np.int64),
         fifo=np.empty(fifo, np.int64), tag=np.empty(fifo, np.int64), arrived=np.empty(fifo),
         head=np.zeros(fifo[:2], np.int64), tail=np.zeros(fifo[:2], np.int64),
         ci=np.zeros((rules.channels, fields.CHANNEL_INTS), np.int64), ct=channels,

@@ -91,10 +91,10 @@ def test_every_tile_is_made_once_and_sent_but_by_its_owner(system: str, down: in
     gemm, gpus = gemm.model_copy(update={"m": 128 * down, "n": 64 * along}), num_gpus(wanted.system)
     kernel = FusedKernel(wanted.system, gemm, move, wanted.schedule)  # type: ignore[arg-type]
     items, count, out = kernel.plan().items, kernel._size[0], kernel._size[2]
-    made = np.diff(items.first)
-    assert (made == count).all() if count >= gpus else (made >= count).all()
-    if len(made) == gpus <= count:
-        assert items.sent.sum() == pytest.approx((len(made) - 1) * count * out)
+    tiles = np.diff(items.first)
+    assert (tiles == count).all() if count >= gpus else (tiles >= count).all()
+    if len(tiles) == gpus <= count:
+        assert items.sent.sum() == pytest.approx((len(tiles) - 1) * count * out)
 
 
 @pytest.mark.slow

@@ -51,15 +51,16 @@ def effects(
     configured = choose(choice, epochs[1.0], times[1.0])
     projected = float(times[1.0][configured.places] @ configured.weights) / len(times[1.0])
     for reach, lengths in epochs.items():
-        sample, each = choose(choice, lengths, times[reach]), times[reach]
+        times_s = times[reach]
+        sample = choose(choice, lengths, times_s)
         yield {
             "reach": reach,
             "longest": float(lengths.max()),
-            "iterations": float(len(each)),
-            "longest_over_mean": float(each.max() / each.mean()),
+            "iterations": float(len(times_s)),
+            "longest_over_mean": float(times_s.max() / times_s.mean()),
             "representatives": float(len(sample.places)),
             "error": sample.error,
-            "kept_error": float(projected / each.mean() - 1),
-            "cut_sequential": float(cut_sequential(sample, each)),
-            "cut_parallel": float(cut_parallel(sample, each)),
+            "kept_error": float(projected / times_s.mean() - 1),
+            "cut_sequential": float(cut_sequential(sample, times_s)),
+            "cut_parallel": float(cut_parallel(sample, times_s)),
         }
