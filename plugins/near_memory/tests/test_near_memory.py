@@ -321,6 +321,31 @@ def test_arbitration_pays_where_bursts_hold_up_a_gemm() -> None:
     assert outcome("t3_mca", 16, shape, controller__lockstep=True).seconds > 1.01 * times["t3_mca"]  # bursts meet
 
 
+FREE = {f"controller__dram__{name}_s": 0.0 for name in ("hop", "trcd", "trp", "tras", "tcl", "trrd", "twr")}
+FREE |= {"controller__dram__to_write_s": 0.0, "controller__dram__to_read_s": 0.0, "controller__tccdl_s": 0.0}
+FREE |= {"controller__dram__bytes_per_s": 1e15, "controller__cache_hit_s": 0.0, "system__node__hop_latency_s": 0.0}
+
+
+@pytest.mark.slow
+@settings(max_examples=10, deadline=None)
+@given(tiles=st.tuples(st.integers(8, 40), st.integers(8, 24)), k=st.integers(512, 4096), gpus=st.sampled_from((4, 8)))
+def test_where_memory_costs_nothing_times_are_those_of_tiles_and_links(
+    tiles: tuple[int, int], k: int, gpus: int
+) -> None:
+    """A wave takes its tiles on a CU; a ring sends N - 1 chunks; T3 takes no less than either and no more than both."""
+    shape = (128 * tiles[0], 128 * tiles[1], 128 * (k // 128) * gpus)
+    tiling = layer("t3", gpus, shape).tiling
+    full, left = divmod(tiles[0] * tiles[1], tiling.wave)
+    on_busiest = full * tiling.wave // tiling.concurrent + -(-left // tiling.concurrent)
+    gemm_s = on_busiest * tiling.tile_s
+    ring_s = (gpus - 1) / gpus * tiling.output_bytes / 150e9
+    ideal, tracked = (outcome(name, gpus, shape, **FREE) for name in ("t3_ideal_nmc", "t3"))
+    assert ideal.gemm_s == pytest.approx(gemm_s, rel=1e-3) == tracked.gemm_s
+    assert ideal.reduce_s == pytest.approx(ring_s, rel=2e-3)
+    reduced_s = tracked.seconds - ideal.gather_s
+    assert max(gemm_s, ring_s) * (1 - 2e-3) <= reduced_s <= (gemm_s + ring_s) * (1 + 2e-3)
+
+
 @pytest.mark.slow
 def test_a_sum_of_the_last_chunk_as_it_comes_in_hides_it() -> None:
     """No later than the transfer's end; the same bytes, and nothing changes near memory."""
