@@ -74,10 +74,11 @@ class Machines:
 
     def machine(self, row: Mapping[str, Any]) -> Machine:
         """The machine of a row: a cell that is empty is the base's."""
+        cells = {name: f"machine.{name}" for name in Machine.model_fields}  # metrics may have the names of knobs
         changes = {
-            name: Machine.model_fields[name].default if value is None or value != value else value
-            for name, value in ((str(path).removeprefix("machine."), value) for path, value in row.items())
-            if name in Machine.model_fields
+            name: Machine.model_fields[name].default if row[path] is None or row[path] != row[path] else row[path]
+            for name, path in cells.items()
+            if path in row
         }
         return Machine.model_validate({**self.config["machine"], **changes})
 

@@ -341,6 +341,9 @@ def test_a_row_with_an_empty_cell_is_of_the_base_whatever_was_typed() -> None:
     assert machines.machine({"machine.scale_up": None, "machine.num_cus": 100, "throughput_x": 1.0}).scale_up is None
     assert machines.machine({"machine.scale_up": float("nan")}).scale_up is None
     assert machines.machine({"machine.num_cus": 100}).scale_up == 16
+    changed = {"clock": 0.8, "cap_w": 500.0, "links": 2.0}
+    row = {f"machine.{name}": value for name, value in changed.items()} | metrics(**changed)
+    assert machines.machine(row) == machine(scale_up=16, **changed)  # `clock` is a metric, too
 
 
 @pytest.mark.slow
