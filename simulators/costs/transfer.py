@@ -370,11 +370,9 @@ def protocol_seconds(
     steps, wire = passes * (nodes + together - 2), passes * (n - 1) / n * size
     if kind == "send_recv":
         steps, wire = np.ones(()), size
-    # rates grow or fall with each doubling of the GPUs beyond two, or of those in a node
-    doublings = np.log2(np.where(nodes > 1, np.maximum(together, 1), np.maximum(n, 2) / 2))
-    rate = constants.bytes_per_s * np.where(
-        nodes > 1, constants.scaling**doublings, _growth(constants.scaling, doublings)
-    )
+    # across nodes rates grow or fall with each doubling of the GPUs in a node
+    across = constants.bytes_per_s * constants.scaling ** np.log2(np.maximum(together, 1))
+    rate = np.where(nodes > 1, across, constants.reached(n))
     setup_s, host_s = (0.0 if part is None else part for part in (constants.simple_s, constants.host_s))
     low_latency = steps * constants.ll_step_s + wire / (constants.ll_share * rate)
     if constants.ll_fill_s is not None:
@@ -405,17 +403,6 @@ def _estimates(tuned: TunedRates, steps: Floats, n: Floats, size: Floats) -> lis
     step_s = (tuned.ll_step_s, tuned.ll128_step_s, tuned.step_s)
     estimates = zip(calls, step_s, rates, strict=True)
     return [call + step * steps + share / np.asarray(rate) for call, step, rate in estimates]
-
-
-def _growth(scaling: ArrayLike, doublings: Floats) -> Floats:
-    """Factor on the rate inside a node after doublings of two GPUs, by which more GPUs never take less time."""
-    factor = np.ones(doublings.shape)
-    for step in range(1, 1 + int(np.ceil(doublings.max(initial=0.0)))):
-        gpus = 2.0 ** (step + 1)
-        # bytes that each GPU sends grow by as much
-        growth = np.minimum(scaling, (gpus - 1) / (gpus - 2))
-        factor = factor * growth ** np.clip(doublings - (step - 1), 0.0, 1.0)
-    return np.asarray(factor)
 
 
 def in_switch_seconds(

@@ -81,6 +81,17 @@ class Protocols(Grown):
             raise ValueError("has one of fill_s and fill_bytes: give both, or neither")
         return self
 
+    def reached(self, num_gpus: ArrayLike) -> NDArray[np.float64]:
+        """Rate [bytes/s] of a GPU by Simple among so many of a node, by which more GPUs never take less time."""
+        doublings = np.log2(np.maximum(np.asarray(num_gpus, float), 2) / 2)
+        factor = np.ones(doublings.shape)
+        for step in range(1, 1 + int(np.ceil(doublings.max(initial=0.0)))):
+            gpus = 2.0 ** (step + 1)
+            # bytes that each GPU sends grow by as much
+            growth = np.minimum(self.scaling, (gpus - 1) / (gpus - 2))
+            factor = factor * growth ** np.clip(doublings - (step - 1), 0.0, 1.0)
+        return np.asarray(self.bytes_per_s * factor)
+
     def within(self, bytes_per_s: Any) -> Protocols:
         """The same over a network of a rate that they do not exceed."""
         return self.model_copy(update={"bytes_per_s": np.minimum(self.bytes_per_s, bytes_per_s)})
@@ -208,6 +219,7 @@ class Node(WithSources, Grown):
 
     link_bytes_per_s: achievable payload rate of one link in one direction. A GPU takes num_gpus - 1 links on a
     mesh, one port of as many links' bandwidth at a switch, two links on a ring, and one by PCIe; a single GPU has none.
+    By PCIe a GPU reaches no more than the library does among as many (assumed: whatever moves data takes the same way).
     hop_latency_s: time until the first byte arrives, where schedules send without a copy's set-up. library: of
     collectives; None if nothing is known of it. in_switch: what the switch adds up and copies; None if it cannot.
     experts: library of expert parallelism; None for collectives in its place.
@@ -289,7 +301,9 @@ def links(node: Node) -> dict[str, ArrayLike]:
     """Incoming links of a GPU and their rates [bytes/s]."""
     rate = node.link_bytes_per_s
     if node.topology == "pcie":  # one port for all peers, at the rate of one link
-        return {"port": rate}
+        # bridges and sockets that all GPUs share carry no more than the library was measured to send
+        measured = [of.reached(node.num_gpus) for of in node.protocols().values()]
+        return {"port": np.minimum(rate, np.maximum.reduce(measured)) if measured else rate}
     if node.topology == "switch":  # as much into the switch as a mesh would give to all peers
         return {"port": (node.num_gpus - 1) * np.asarray(rate)}
     if node.topology == "ring":  # two neighbours, whatever the number of GPUs

@@ -22,6 +22,7 @@ from dse.errors import ConfigError, Problem
 from simulators.costs.fabric import crossings
 from simulators.hardware.machine import System
 from simulators.hardware.network import Fabric, Node
+from simulators.hardware.network import links as rates_inside
 
 MOST_GPUS = 64
 """GPUs of the largest topology whose schedules are made."""
@@ -108,7 +109,7 @@ def _links_inside(node: Node, first: int, ports: dict[str, float]) -> list[Direc
             loads, port_rate = {f"link {a}-{b}": 1.0}, rate
         else:
             loads = {f"port {a} out": 1.0, f"port {b} in": 1.0}
-            port_rate = rate * (count - 1 if node.topology == "switch" else 1)
+            port_rate = float(np.squeeze(rates_inside(node)["port"]))
         ports.update(dict.fromkeys(loads, port_rate))
         links.append(DirectedLink(a, b, latency, loads))
     return links

@@ -26,6 +26,9 @@ from dse_collectives.replay import replay_schedule, seconds
 from dse_collectives.schedule_files import read_schedule, schedule_of_yaml, yaml_of
 from dse_collectives.synthesis import Synthesiser, round_shares
 from dse_collectives.topology import topology_of
+from simulators.costs.transfer import TransferMode, alone
+from simulators.hardware.machine import tree_of
+from simulators.hardware.schedule_system import ScheduleSystem, links_of
 
 FABRICS = {
     "mesh": ("mi300x_8", ()),
@@ -175,6 +178,15 @@ def test_a_message_takes_its_link_for_its_bytes_and_arrives_a_latency_later() ->
     rate = topology.ports["link 0-1"]
     direct = maker("mesh", "all_gather").library["direct"]
     assert seconds(direct, topology, 2.0**20)[0] == pytest.approx(2.0**17 / rate + link.latency_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("gpus", [2, 4, 8])
+def test_whatever_moves_data_by_pcie_passes_the_bridges_that_the_library_was_measured_on(gpus: int) -> None:
+    system = links_of(ScheduleSystem.of(tree_of("l40s_8")), gpus)
+    library, *copies = (alone(system, LARGE, by=TransferMode(by, 24, "all_gather")) for by in ("cu", "dma", "store"))
+    assert all(0.7 * library < copy for copy in copies)
+    measured = LARGE * (gpus - 1) / gpus / library
+    assert max(topology_of(system).ports.values()) < 1.5 * measured
 
 
 def test_a_schedule_for_other_links_is_refused() -> None:
