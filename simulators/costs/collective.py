@@ -63,7 +63,8 @@ _REDUCES = ("all_reduce", "reduce_scatter")  # patterns that add
 class Group:
     """GPUs of a collective and their links; numbers or arrays that broadcast.
 
-    bytes_per_s: rate at which one GPU sends over all links that it uses, in one direction. latency_s: of one step.
+    bytes_per_s: rate at which one GPU sends over all links that it uses, in one direction; message_bytes_per_s: to one
+    other GPU alone, where that is less (None: it is not). latency_s: of one step.
     computes: whether the engine can add, as CUs can and DMA engines cannot. short_messages: whether it has a protocol
     for short messages. protocols, network: fitted constants of collectives inside a node and across nodes, which count
     instead of rates and latencies. num_nodes: that the GPUs stand in. in_switch: what their switch computes, in a node.
@@ -86,6 +87,7 @@ class Group:
     links: System | None = None
     experts: ExpertLibrary | None = None
     link_share: ArrayLike = 1.0
+    message_bytes_per_s: ArrayLike | None = None
     errors: Callable[..., Floats] | None = None
 
     def switched(self, pattern: Pattern) -> SwitchRate | None:
@@ -143,7 +145,9 @@ def collective_cost(
     wire = sent * payload
     # each GPU adds its share of what the others send
     added = (n - 1) / n * payload if pattern in _REDUCES else 0 * wire
-    wait, serial = steps * np.asarray(group.latency_s), wire / np.asarray(group.bytes_per_s)
+    message = group.message_bytes_per_s if pattern == "send_recv" else None
+    rate = np.asarray(group.bytes_per_s if message is None else message)
+    wait, serial = steps * np.asarray(group.latency_s), wire / rate
     seconds = wait + serial
     if group.short_messages:
         # the library takes the faster protocol by size
@@ -266,7 +270,12 @@ def node_ring(node: Node, gpus: ArrayLike, together: ArrayLike | None = None) ->
     # fitted constants count instead of the ring where the library has them
     measured = replace(ring, protocols=node.protocols() or None, network=node.network() or None)
     share = node.link_share(np.minimum(gpus, per_node))
-    return replace(measured, num_nodes=nodes, network_bytes_per_s=nic, link_share=share)
+    # a message takes one link where pairs have their own, and one NIC
+    one = inside.bytes_per_s
+    if node.topology in ("mesh", "ring") and node.link_bytes_per_s is not None:
+        one = np.minimum(one, node.link_bytes_per_s)
+    message = np.where(nodes > 1, np.minimum(one, network), one)
+    return replace(measured, num_nodes=nodes, network_bytes_per_s=nic, link_share=share, message_bytes_per_s=message)
 
 
 def machine_ring(machine: System, gpus: ArrayLike, together: ArrayLike | None = None) -> Group:

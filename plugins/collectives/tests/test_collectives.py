@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,9 +27,13 @@ from dse_collectives.replay import replay_schedule, seconds
 from dse_collectives.schedule_files import read_schedule, schedule_of_yaml, yaml_of
 from dse_collectives.synthesis import Synthesiser, round_shares
 from dse_collectives.topology import topology_of
+from simulators.costs.collective import collective_cost
 from simulators.costs.transfer import TransferMode, alone
+from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
 from simulators.hardware.schedule_system import ScheduleSystem, links_of
+from simulators.steps.groups import groups
+from simulators.workloads.model import Parallel
 
 FABRICS = {
     "mesh": ("mi300x_8", ()),
@@ -187,6 +192,18 @@ def test_whatever_moves_data_by_pcie_passes_the_bridges_that_the_library_was_mea
     assert all(0.7 * library < copy for copy in copies)
     measured = LARGE * (gpus - 1) / gpus / library
     assert max(topology_of(system).ports.values()) < 1.5 * measured
+
+
+@pytest.mark.parametrize("name", ["mi300x_8_roce", "mi210_4", "v100_8", "h100_8_ndr", "gb200_72"])
+def test_a_message_takes_one_link_where_pairs_have_their_own_and_one_nic(name: str) -> None:
+    machine = Device.of(tree_of(name))
+    node: Any = machine.node
+    inside, across = (groups(machine, Parallel(cp=gpus))["cp"] for gpus in (node.num_gpus, 4 * node.num_gpus))
+    most: Any = node.link_bytes_per_s if node.topology in ("mesh", "ring") else inside.bytes_per_s
+    network = node.library.network_bytes_per_s
+    for group, rate in [(inside, most), *([] if network is None else [(across, min(most, network))])]:
+        seconds = collective_cost("send_recv", "ring", LARGE, group).seconds
+        assert 0.95 * rate < LARGE / seconds <= rate
 
 
 def test_a_schedule_for_other_links_is_refused() -> None:
