@@ -17,6 +17,7 @@ from dse.cli import main
 from dse.config.compose import request
 from dse.config.options import conf_dir
 from dse.results.decisions import gain_text
+from dse.results.pareto import Answer, Contest
 from dse.results.run_folder import Outputs
 from dse.space import get_path
 from dse.study.settings import Decide
@@ -353,3 +354,7 @@ def test_gains_of_whole_models_are_over_the_serial_step() -> None:
     ]
     (row,) = gains(pd.DataFrame(rows)).to_dict("records")
     assert (row["model"], row["system"], row["mode"], row["gain"]) == ("m", "s", "decode", 2.0)
+    slower = pd.DataFrame(rows).assign(iteration_s=[1.0, 2.0, 8.0])
+    contest = Contest(Answer.model_validate(request(["study=whole_models"]).tree["study"]["answer"]))
+    assert list(contest.winners(slower, {"iteration_s": "minimize"})["key"]) == ["a"]
+    assert gains(slower)["gain"].tolist() == [1.0]
