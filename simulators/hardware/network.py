@@ -184,13 +184,13 @@ class TokenKernels(Frozen):
     dispatch: TokenKernel
     combine: TokenKernel
 
-    def within(self, bytes_per_s: Any) -> TokenKernels:
-        """The same over links or NICs of a rate that they do not exceed."""
-        bounded = {
-            name: kernel.model_copy(update={"bytes_per_s": np.minimum(kernel.bytes_per_s, bytes_per_s)})
+    def over(self, faster: Any, most: Any = np.inf) -> TokenKernels:
+        """The same over links or NICs `faster` times as fast, of a rate that they do not exceed."""
+        kernels = {
+            name: kernel.model_copy(update={"bytes_per_s": np.minimum(kernel.bytes_per_s * faster, most)})
             for name, kernel in self
         }
-        return self.model_copy(update=bounded)
+        return self.model_copy(update=kernels)
 
 
 TokenKernelKind = Literal["node", "network", "network_low_latency"]
@@ -200,7 +200,8 @@ TokenKernelKind = Literal["node", "network", "network_low_latency"]
 class ExpertLibrary(Grown):
     """Library of expert parallelism (DeepEP, MORI). num_sms: SMs (or workgroups) that its kernels take.
 
-    nic_bytes_per_s: of the port of a GPU to the network, which no kernel exceeds; None: not known.
+    nic_bytes_per_s: of the port of a GPU to the network that kernels were measured on, with which they grow; None: not
+    known.
 
     fp8_bytes: bytes of an element that is dispatched in fp8, with its share of the scales. fitted_on: as of
     `CollectiveLibrary`, by kernel.
@@ -269,17 +270,19 @@ class Node(WithSources, Grown):
         return {kind: of.within(library.network_bytes_per_s) for kind, of in constants.items()}
 
     def exchange(self) -> ExpertLibrary | None:
-        """The library of expert parallelism, whose kernels across nodes are no faster than a NIC and its network."""
-        library = self.library
-        rates = () if library is None else (library.nic_bytes_per_s, library.network_bytes_per_s)
-        known = [rate for rate in rates if rate is not None]
-        if self.experts is None or not known:
-            return self.experts
-        nic = functools.reduce(np.minimum, known)
+        """The library of expert parallelism over the node's links and NICs; no faster than a NIC and its network."""
+        library, experts = self.library, self.experts
+        if experts is None or library is None:
+            return experts
+        port, measured = library.nic_bytes_per_s, experts.nic_bytes_per_s
+        known = [rate for rate in (port, library.network_bytes_per_s) if rate is not None]
+        faster = 1.0 if port is None or measured is None else np.asarray(port) / measured
+        across = faster, functools.reduce(np.minimum, known, np.inf)
         kernels = {
-            str(kind): both if kind == "node" else both.within(nic) for kind, both in self.experts.kernels.items()
+            str(kind): both.over(*((self.speed,) if kind == "node" else across))
+            for kind, both in experts.kernels.items()
         }
-        return self.experts.model_copy(update={"kernels": kernels})
+        return experts.model_copy(update={"kernels": kernels})
 
     def switch(self) -> InSwitch | None:
         """What the switch computes, with the node's links."""

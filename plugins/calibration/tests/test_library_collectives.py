@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from dse.cli import main
 from dse.config.options import list_options
 from dse.errors import ConfigError
 from dse.space import get_path
+from dse.values import put
 from dse_calibration.collectives import (
     COLLECTIVE_KINDS,
     LARGE_BYTES,
@@ -133,13 +134,12 @@ def networked() -> list[Device]:
 def test_no_shipped_network_is_faster_than_its_nics(
     kind: CollectiveKind, nodes: int, together: int, size: float
 ) -> None:
-    together = 1 if kind == "send_recv" else together
     assert len(networked()) > 14
     for machine in networked():
         node: Any = machine.node
         library = node.library
         port = library.nic_bytes_per_s or library.network_bytes_per_s
-        nics = together if library.network_nics == "one_a_gpu" else 1
+        nics = together if library.network_nics == "one_a_gpu" and kind != "send_recv" else 1
         seconds = collective_cost(kind, "ring", size, machine_ring(machine, nodes * together, together)).seconds
         # of a tensor, what a node needs of the others, or sends to them
         tensors = {"all_reduce": 2.0, "all_to_all": together}.get(kind, 1.0)
@@ -148,6 +148,23 @@ def test_no_shipped_network_is_faster_than_its_nics(
         if (experts := node.exchange()) is not None:
             routed = RoutedTokens(4096, size / 1e6, 256, 8, nodes * node.num_gpus, nodes)
             assert not exchange_seconds(experts, "dispatch", routed) < routed.sent_bytes / port, machine.name
+
+
+@pytest.mark.parametrize("name", ["h100_8_ndr", "gb200_72", "mi355x_8_roce"])
+def test_links_and_nics_of_an_exchange_of_experts_are_alive(name: str) -> None:
+    tree = tree_of(name)
+    of_nics = [f"library.{rate}" for rate in ("nic_bytes_per_s", "network_bytes_per_s")]
+
+    def seconds(nodes: int, paths: Sequence[str]) -> float:
+        node: Any = Device.of(tree).node
+        for path in paths:
+            node = put(node, path, 2 * get_path(node.model_dump(), path))
+        routed = RoutedTokens(65536, 14336, 256, 8, 8 * nodes, nodes)
+        return float(exchange_seconds(node.exchange(), "dispatch", routed))
+
+    assert seconds(1, ["link_bytes_per_s"]) < 0.9 * seconds(1, [])
+    if name == "h100_8_ndr":  # the others' kernels across nodes, or the NICs that they were measured on, are not known
+        assert seconds(2, of_nics) < 0.9 * seconds(2, [])
 
 
 @given(kinds, st.integers(2, 8), sizes, st.floats(1e-6, 1e-3))
