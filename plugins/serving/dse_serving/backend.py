@@ -38,7 +38,7 @@ _LOGGED = 4000  # steps of a timeline
 class ServingBackend(Backend):
     """Deployments of models, under traffic."""
 
-    version = "5"
+    version = "6"
     metrics: Mapping[str, Metric] = METRICS
 
     def __init__(self) -> None:

@@ -270,7 +270,8 @@ def _columns(step: Iteration, knots: ArrayLike) -> Floats:
         if part.block.name != _HEAD and part.op.kind not in _CORE:
             kinds[_kind(part.op.work)].append(part)
     group = step.passes.platform.groups["tp"]
-    gpus, rate = np.asarray(group.num_gpus, float), np.asarray(group.bytes_per_s, float)
+    gpus = np.asarray(group.num_gpus, float)
+    rate = np.asarray(group.bytes_per_s, float) * group.link_share  # of a mesh, links to these peers alone
     payloads = [part.times * _payload(part.op.work) for part in kinds["sums"]]
     direct = sum(payloads, np.zeros(())) * (gpus - 1) / rate
     counts = sum((part.times for part in kinds["sums"]), np.zeros(()))

@@ -149,6 +149,16 @@ def test_steps_are_those_of_the_step_model() -> None:
     assert np.array_equal(*times.decode)
 
 
+@pytest.mark.parametrize(("system", "gpus"), [("mi300x_8", 2), ("mi300x_8", 4), ("mi300x_8", 8), ("h100_8", 2)])
+def test_a_gpu_reads_sums_of_its_peers_over_the_links_to_them(system: str, gpus: int) -> None:
+    point = design(f"system={system}", f"parallel.tp={gpus}")
+    node: Any = point.system.node
+    direct, counts = step_parts(point, 64, 64).linear[1, 3:5, -1]
+    peers = gpus - 1 if node.topology == "mesh" else node.num_gpus - 1
+    read = 2 * 64 * np.asarray(point.model.hidden) * (gpus - 1)
+    assert direct / counts >= read / (peers * node.link_bytes_per_s)
+
+
 def test_speeds_of_products_and_graphs_change_steps_as_they_say() -> None:
     plain, slow = (tabled(design(), 512, 64, kernels={"dense": {"few": few, "many": 1}}) for few in (1, 2))
     assert slow.linear[1, 1] > 1.7 * plain.linear[1, 1]
