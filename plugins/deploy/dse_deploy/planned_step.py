@@ -8,7 +8,7 @@ left out where the step is faster without it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -107,8 +107,10 @@ class PlannedStep:
     def by(self, tool: str, plan: Plan, planned: Mapping[str, Any]) -> dict[str, Any]:
         """Tree of a planned step with what a tool's files say in place of the choices of the plan."""
         choices = {path: value for path, value in leaves_of(plan) if path not in BESIDE_A_PLAN}
+        # a library leaves what was typed to the framework that calls it
+        defaults = _defaults(tool, () if tools()[tool].framework else self.typed)
         section = GivenPlan(
-            tool=tool, plan=choices or {"parallel.tp": get_path(planned, "parallel.tp")}, tools=_defaults(tool)
+            tool=tool, plan=choices or {"parallel.tp": get_path(planned, "parallel.tp")}, tools=defaults
         )
         return given_tree(planned, section, self.backend.steps)
 
@@ -135,8 +137,9 @@ class PlannedStep:
         return float(np.max(memory(self.step(tree), most)["memory_bytes"])), most
 
 
-def _defaults(tool: str) -> dict[str, ToolDefaults]:
-    return {tool: ToolDefaults(modes=tools()[tool].modes, values={**OFF, **tools()[tool].values})}
+def _defaults(tool: str, typed: Collection[str] = ()) -> dict[str, ToolDefaults]:
+    values = {path: value for path, value in {**OFF, **tools()[tool].values}.items() if path not in typed}
+    return {tool: ToolDefaults(modes=tools()[tool].modes, values=values)}
 
 
 @dataclass(frozen=True)

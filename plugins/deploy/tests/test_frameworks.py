@@ -317,6 +317,16 @@ def test_what_is_written_is_never_slower_than_what_the_tool_does_by_itself(plan:
     assert all(entry.without_s < entry.with_s for entry in left_out)
 
 
+@pytest.mark.parametrize("name", ["transformer_engine", "nccl", "rccl"])
+def test_a_library_leaves_what_was_typed_to_the_framework(name: str) -> None:
+    typed = {"parallel.sequence_parallel": True, "parallel.reductions": "after", "optimizer.in_backward": True}
+    words = ["model=llama3_8b", "system=h100_8", "run.mode=training", "parallel.tp=4", "parallel.dp=2"]
+    step = PlannedStep.of(Path("plan.yaml"), [*words, *(f"{path}={value}".lower() for path, value in typed.items())])
+    assert step is not None
+    tree = ToolPlan(name, step, step.tree).tree({"parallel": {"collectives": "in_switch"}})
+    assert {path: get_path(tree, path) for path in typed} == typed
+
+
 def test_the_step_of_a_plan_is_the_same_in_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.json").touch()
     (tmp_path / "h100_8").mkdir()  # where the user stands: no file that is meant
