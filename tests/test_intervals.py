@@ -17,7 +17,7 @@ from dse.config.options import conf_dir
 from dse.errors import ConfigError
 from dse.plots import Axis, Frame, tables
 from dse.results.answer import _advice_lines
-from dse.results.decisions import AS_GOOD, NOISE, Decision, _closest, gain_text, with_ranges, wrong_if_known
+from dse.results.decisions import AS_GOOD, NOISE, SLOWER, Decision, _closest, gain_text, with_ranges, wrong_if_known
 from dse.results.study_result import StudyResult
 from dse.tracking.study import StudyFolder
 from simulators.hardware.machine import tree_of
@@ -179,6 +179,8 @@ def test_a_winner_is_decided_where_nothing_else_is_likely() -> None:
     assert sure.holding(2.0).high == 2.0 and sure.holding(0.5).spans_one  # a prediction that no draw reaches
     assert decision([[1.0, 1.0], [2.0, 2.0]], [0.9, 1.2]).advice == NOISE
     assert replace(sure.holding(1.0), never_slower=True).is_decided
+    slower = decision([[1.0, 1.0], [1.1, 0.9]], [0.5, 0.9])  # whichever wins, what there was is faster
+    assert slower.is_decided and slower.advice == SLOWER and not slower.measurement("h100_8", 8)
     torn = decision([[1.0, 1.0, 1.0, 1.0], [0.9, 1.1, 0.9, 1.1]], [2.0] * 4)
     assert torn.fastest == 0.5 and torn.advice == f"{NOISE} if that is b"
     assert decision([[1.0, 1.0, 1.0, 1.0], [0.9, 1.1, 1.1, 1.1]], [2.0] * 4, least=0.7).is_decided

@@ -282,7 +282,7 @@ def _advice_lines(scenarios: Iterable[Any], choices: Sequence[Decision | None]) 
     for scenario, choice in zip(scenarios, choices, strict=True):
         if choice is None or not choice.advice:
             continue
-        if len(choices) == 1:
+        if len(choices) == 1 or choice.is_slower:
             alike.setdefault(choice.advice, []).append(str(scenario))
         elif choice.spans_one or not choice.rival:
             alike.setdefault(NOISE, []).append(str(scenario))

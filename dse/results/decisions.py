@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 NOISE = "within the noise: keep what you have"
 AS_GOOD = "within the noise: another option may be faster"
+SLOWER = "slower, however predictions are off: keep what you have"
 ENDS = (0.05, 0.95)
 """Quantiles between which 90 % of draws are."""
 _TIE = 1e-9  # of a time: equal but for rounding
@@ -72,15 +73,20 @@ class Decision:
         return not self.never_slower and self.low is not None and self.high is not None and self.low <= 1 <= self.high
 
     @property
+    def is_slower(self) -> bool:
+        """True if the whole interval of the gain is below 1."""
+        return self.high is not None and self.high < 1
+
+    @property
     def is_decided(self) -> bool:
-        """True if the winner stands out."""
-        return not self.spans_one and self.fastest >= self.least
+        """True if the winner stands out, or is no gain at all."""
+        return self.is_slower or (not self.spans_one and self.fastest >= self.least)
 
     @property
     def advice(self) -> str:
-        """Advice where it is not decided; "" where it is."""
+        """Advice where what is best is not decided, or slower than the baseline; "" elsewhere."""
         if self.is_decided:
-            return ""
+            return SLOWER if self.is_slower else ""
         # both gain: one is as good as the other
         return NOISE if self.spans_one or not self.rival else f"{NOISE} if that is {self.rival}"
 
