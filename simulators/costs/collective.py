@@ -271,9 +271,8 @@ def node_ring(node: Node, gpus: ArrayLike, together: ArrayLike | None = None) ->
     measured = replace(ring, protocols=node.protocols() or None, network=node.network() or None)
     share = node.link_share(np.minimum(gpus, per_node))
     # a message takes one link where pairs have their own, and one NIC
-    one = inside.bytes_per_s
-    if node.topology in ("mesh", "ring") and node.link_bytes_per_s is not None:
-        one = np.minimum(one, node.link_bytes_per_s)
+    pairs = node.link_bytes_per_s if node.topology in ("mesh", "ring") else None
+    one = np.minimum(inside.bytes_per_s, np.inf if pairs is None else pairs)
     message = np.where(nodes > 1, np.minimum(one, network), one)
     return replace(measured, num_nodes=nodes, network_bytes_per_s=nic, link_share=share, message_bytes_per_s=message)
 

@@ -200,9 +200,7 @@ TokenKernelKind = Literal["node", "network", "network_low_latency"]
 class ExpertLibrary(Grown):
     """Library of expert parallelism (DeepEP, MORI). num_sms: SMs (or workgroups) that its kernels take.
 
-    nic_bytes_per_s: of the port of a GPU to the network that kernels were measured on, with which they grow; None: not
-    known.
-
+    nic_bytes_per_s: of a GPU's port to the network that kernels were measured on, and grow with; None: not known.
     fp8_bytes: bytes of an element that is dispatched in fp8, with its share of the scales. fitted_on: as of
     `CollectiveLibrary`, by kernel.
     """
@@ -277,12 +275,9 @@ class Node(WithSources, Grown):
         port, measured = library.nic_bytes_per_s, experts.nic_bytes_per_s
         known = [rate for rate in (port, library.network_bytes_per_s) if rate is not None]
         faster = 1.0 if port is None or measured is None else np.asarray(port) / measured
-        across = faster, functools.reduce(np.minimum, known, np.inf)
-        kernels = {
-            str(kind): both.over(*((self.speed,) if kind == "node" else across))
-            for kind, both in experts.kernels.items()
-        }
-        return experts.model_copy(update={"kernels": kernels})
+        inside, across = (self.speed, np.inf), (faster, functools.reduce(np.minimum, known, np.inf))
+        ways = ((str(kind), both, inside if kind == "node" else across) for kind, both in experts.kernels.items())
+        return experts.model_copy(update={"kernels": {kind: both.over(*way) for kind, both, way in ways}})
 
     def switch(self) -> InSwitch | None:
         """What the switch computes, with the node's links."""
