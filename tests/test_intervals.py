@@ -180,7 +180,7 @@ def test_a_winner_is_decided_where_nothing_else_is_likely() -> None:
     assert decision([[1.0, 1.0], [2.0, 2.0]], [0.9, 1.2]).advice == NOISE
     assert replace(sure.holding(1.0), never_slower=True).is_decided
     slower = decision([[1.0, 1.0], [1.1, 0.9]], [0.5, 0.9])  # whichever wins, what there was is faster
-    assert slower.is_decided and slower.advice == SLOWER and not slower.measurement("h100_8", 8)
+    assert not slower.is_decided and slower.advice == SLOWER and not slower.measurement("h100_8", 8)
     torn = decision([[1.0, 1.0, 1.0, 1.0], [0.9, 1.1, 0.9, 1.1]], [2.0] * 4)
     assert torn.fastest == 0.5 and torn.advice == f"{NOISE} if that is b"
     assert decision([[1.0, 1.0, 1.0, 1.0], [0.9, 1.1, 1.1, 1.1]], [2.0] * 4, least=0.7).is_decided

@@ -79,13 +79,13 @@ class Decision:
 
     @property
     def is_decided(self) -> bool:
-        """True if the winner stands out, or is no gain at all."""
-        return self.is_slower or (not self.spans_one and self.fastest >= self.least)
+        """True if the winner stands out."""
+        return not self.spans_one and not self.is_slower and self.fastest >= self.least
 
     @property
     def advice(self) -> str:
         """Advice where what is best is not decided, or slower than the baseline; "" elsewhere."""
-        if self.is_decided:
+        if self.is_decided or self.is_slower:
             return SLOWER if self.is_slower else ""
         # both gain: one is as good as the other
         return NOISE if self.spans_one or not self.rival else f"{NOISE} if that is {self.rival}"
@@ -94,7 +94,7 @@ class Decision:
         """The measurement that would decide soonest, as a command; "" where none would, or it is decided."""
         commands = load_yaml(conf_dir() / "data" / "residuals" / "measure.yaml")["commands"]
         command = commands.get(self.measure.get("kind", ""))
-        if not command or self.is_decided:
+        if not command or self.is_decided or self.is_slower:
             return ""
         now, then = (f"{100 * self.measure[name]:.0f} %" for name in ("wrong", "wrong_if_known"))
         how = command.format(system=system, gpus=gpus)
