@@ -331,11 +331,9 @@ class _Reduction:
         streamed = range(1 if self._ring else self._gpus - 1) if self._updates_in_place else range(0)
 
         def leave(chunk: int, piece: int, gemm: int) -> int:
-            return (
-                gemm
-                if chunk in streamed
-                else self._producer.store(f"store {chunk}.{piece}", gemm, update=self._updates_in_place)
-            )
+            if chunk in streamed:
+                return gemm
+            return self._producer.store(f"store {chunk}.{piece}", gemm, update=self._updates_in_place)
 
         stored = [task for tasks in self._producer.produce(leave).values() for task in tasks]
         begun = [] if ideal else [self._launch("reduce_scatter", stored)]

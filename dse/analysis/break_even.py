@@ -107,9 +107,8 @@ def breaks(
     for index in range(len(run_points.scenarios)):
         rows = run_points.rows(index)
         axis = constant.values(float(nominal[index]), factors).astype(float)
-        searches.append(
-            _Search(run_points, constant, rows, (axis, values[rows], int(np.argmin(np.abs(np.log(factors))))))
-        )
+        home = int(np.argmin(np.abs(np.log(factors))))
+        searches.append(_Search(run_points, constant, rows, (axis, values[rows], home)))
     # all searches ask together, so that the backend is called with large batches
     while any(search.open for search in searches):
         wanted = [(search, *search.asks()) for search in searches if search.open]

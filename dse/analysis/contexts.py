@@ -96,17 +96,15 @@ class ContextQuestion:
         goals = run.goals
         objective = objective or next(iter(goals))
         if objective not in goals:
-            raise ConfigError(
-                [Problem("objective", "is no objective of it", objective, did_you_mean(objective, goals))]
-            )
+            way = did_you_mean(objective, goals)
+            raise ConfigError([Problem("objective", "is no objective of it", objective, way)])
         hardware = tuple(run.config["study"].get("hardware") or ())
         software = [path for path in run.knobs if path.partition(".")[0] not in hardware]
         chosen = [word for word in choose.split(",") if word] if choose else _choices(run, software)
         for path in chosen:
             if path not in run.knobs:
-                raise ConfigError(
-                    [Problem("choose", "is no knob that was searched", path, did_you_mean(path, run.knobs))]
-                )
+                way = did_you_mean(path, run.knobs)
+                raise ConfigError([Problem("choose", "is no knob that was searched", path, way)])
         if not chosen:
             raise ConfigError([Problem("choose", "the study searched no choice", way_out="name one: choose=<knob>")])
         system = tuple(path for path in run.knobs if path not in (*software, *chosen))

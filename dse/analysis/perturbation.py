@@ -116,11 +116,8 @@ def points(run: FinishedRun, planned: Plan, choose: Sequence[str], most: int) ->
     table = table.sort_values(list(planned.knobs), kind="stable", key=lambda column: column.astype(str))
     designs = [_design(planned, row) for _, row in table.iterrows()]
     table = table[[design is not None for design in designs]].reset_index(drop=True)
-    selection = (
-        f"all {total:,} points"
-        if len(table) == total
-        else f"{len(table):,} of {total:,} points: the best and the front"
-    )
+    part = f"{len(table):,} of {total:,} points: the best and the front"
+    selection = f"all {total:,} points" if len(table) == total else part
     scenarios = [name for name in planned.spaces if (table["scenario"] == name).any()]
     options: dict[Option, int] = {}
     # None as a key: NaN is not equal to itself

@@ -134,10 +134,8 @@ class RobustnessAnswer:
         """Return the content of `robustness.json`."""
         document: dict[str, Any] = {"study": self.asked.run.name, "goals": dict(self.asked.goals)}
         document |= {"choose": list(self.asked.choose), "samples": self.asked.samples, "seed": self.asked.seed}
-        document |= {
-            "uncertainty": {constant.path: constant.half_width for constant in self.constants},
-            "notes": self.notes,
-        }
+        document["uncertainty"] = {constant.path: constant.half_width for constant in self.constants}
+        document["notes"] = self.notes
         document["scenarios"] = [standing.json() for standing in self.standings]
         flips = [{"sentence": flip.sentence(self.asked.choose), **flip.json()} for flip in self.breaks]
         return {
@@ -270,19 +268,14 @@ def _flips(findings: RobustnessAnswer) -> list[str]:
     """Describe break-evens, the nearest flips first, then the constants without a flip."""
     flips = sorted((flip for flip in findings.breaks if len(flip.stretches) > 1), key=lambda flip: flip.near)
     lines = [flip.sentence(findings.asked.choose) for flip in flips[:_FLIPS_SHOWN]]
-    lines += (
-        [f"({len(flips) - _FLIPS_SHOWN} more flips are farther off, see break_even.csv)"]
-        if flips[_FLIPS_SHOWN:]
-        else []
-    )
+    if flips[_FLIPS_SHOWN:]:
+        lines.append(f"({len(flips) - _FLIPS_SHOWN} more flips are farther off, see break_even.csv)")
     for constant in findings.constants:
         of = [flip for flip in findings.breaks if flip.constant == constant and flip.is_read]
         none = [flip for flip in of if len(flip.stretches) == 1]
         if none:
-            stretch, path = none[0].stretches[0], constant.path
-            names = (
-                "all scenarios" if len(none) == len(findings.points.scenarios) else ", ".join(n.scenario for n in none)
-            )
+            stretch, path, names = none[0].stretches[0], constant.path, ", ".join(flip.scenario for flip in none)
+            names = "all scenarios" if len(none) == len(findings.points.scenarios) else names
             low, high = quantity_text(stretch.low, path), quantity_text(stretch.high, path)
             lines.append(f"no flip between {path} = {low} and {high}: {names}")
     return lines

@@ -384,11 +384,8 @@ def claims_line(rows: Sequence[Mapping[str, Any]], study: str) -> str:
         return "this study checks no published claims"
     count = claims_count(rows)
     if not count:
-        return (
-            str(claims_table([dict(row) for row in rows]))
-            if len({row["reason"] for row in rows}) == 1
-            else "no claim was tested"
-        )
+        alike = len({row["reason"] for row in rows}) == 1
+        return str(claims_table([dict(row) for row in rows])) if alike else "no claim was tested"
     missed = [row for row in rows if row["within"] is False and row["basis"] == "predicted"]  # other bases cannot miss
     names = [f"{row['id'].partition('.')[2]} {error_text(row)}".strip() for row in missed[:_MOST_MISSES]]
     more = f" and {len(missed) - _MOST_MISSES} more" if len(missed) > _MOST_MISSES else ""

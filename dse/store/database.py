@@ -388,11 +388,8 @@ def _verdict(error: DBAPIError) -> str:
         # by prefix: SQLite has extended codes such as SQLITE_BUSY_SNAPSHOT
         verdicts = {"SQLITE_BUSY": "wait", "SQLITE_LOCKED": "wait", "SQLITE_FULL": "full"}
         damaged = name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_FORMAT"))
-        return (
-            "damaged"
-            if damaged
-            else next((verdict for start, verdict in verdicts.items() if name.startswith(start)), "")
-        )
+        verdict = next((verdict for start, verdict in verdicts.items() if name.startswith(start)), "")
+        return "damaged" if damaged else verdict
     state = getattr(error.orig, "sqlstate", None) or ""
     if state == "53100":  # disk_full
         return "full"

@@ -63,7 +63,7 @@ from simulators.workloads.experts import ExpertKernels
 from simulators.workloads.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
-_VERSION = "19"  # part of every result's key: raised where results change
+_VERSION = "20"  # part of every result's key: raised where results change
 
 
 class _AnyModel(Frozen):

@@ -295,11 +295,9 @@ class _Writer:
     def _stored_blocks(self, block: ModelBlock) -> float:
         """Number of equal blocks whose copies are stored: the first ones."""
         quantising = self._iteration.passes.weight_copies
-        return (
-            0.0
-            if quantising is None
-            else float(quantising.stored_blocks(np.rint(self._iteration.passes.counts[block.name])))
-        )
+        if quantising is None:
+            return 0.0
+        return float(quantising.stored_blocks(np.rint(self._iteration.passes.counts[block.name])))
 
     def _aside(self, name: str, turn: Turn, *, forward: bool) -> Iterator[Task]:
         """The copy that an operator reads, in memory, and how long the GPU waits for it."""
