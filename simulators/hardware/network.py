@@ -245,11 +245,12 @@ class Node(WithSources, Grown):
         )
 
     def link_share(self, gpus: ArrayLike) -> NDArray[np.float64]:
-        """Share of a GPU's links that lead to the `gpus` - 1 others: of a mesh those to each, elsewhere all."""
+        """Share of a GPU's links that lead to the `gpus` - 1 others: of a mesh one each; all elsewhere and for none."""
         count = np.asarray(gpus, float)
         if self.topology != "mesh":
             return np.ones(count.shape)
-        return np.asarray(np.clip((count - 1) / np.maximum(np.asarray(self.num_gpus) - 1, 1), 1e-9, 1.0))
+        share = (count - 1) / np.maximum(np.asarray(self.num_gpus) - 1, 1)
+        return np.where(count > 1, np.minimum(share, 1.0), 1.0)
 
     def protocols(self) -> dict[str, Protocols]:
         """Constants of the library's collectives inside the node, with its links."""

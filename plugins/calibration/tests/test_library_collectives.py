@@ -130,6 +130,16 @@ def networked() -> list[Device]:
     return [Device.of(tree) for tree in trees if get_path(tree, "node.library.network_bytes_per_s") is not None]
 
 
+@given(st.sampled_from(RINGS), st.integers(2, 32), sizes)
+def test_gpus_that_are_alone_in_their_nodes_need_no_links_of_them(
+    kind: CollectiveKind, nodes: int, size: float
+) -> None:
+    for machine in networked():
+        groups = (machine_ring(put(machine, "node.topology", name), nodes, 1) for name in ("mesh", "switch"))
+        mesh, switch = (float(collective_cost(kind, "ring", size, group).seconds) for group in groups)
+        assert mesh == pytest.approx(switch, rel=1e-3), machine.name
+
+
 @given(kinds, st.integers(2, 32), st.sampled_from([1, 2, 4, 8]), sizes)
 def test_no_shipped_network_is_faster_than_its_nics(
     kind: CollectiveKind, nodes: int, together: int, size: float
