@@ -429,7 +429,7 @@ def workloads_of(check: Problems, tree: Mapping[str, Any]) -> dict[str, dict[str
         return {}
 
 
-_WAY_OUT = "name a CSV of GEMM shapes"
+_WAY_OUT, _SIZES = "name a CSV of GEMM shapes", ("m", "n", "k")
 
 
 def _shipped_if_absent(path: Path) -> Path:
@@ -438,12 +438,12 @@ def _shipped_if_absent(path: Path) -> Path:
 
 
 def read_shapes(path: Path) -> tuple[Shape, ...]:
-    """GEMM shapes of a CSV file (columns name,m,n,k[,shards,pattern,payload_bytes,load,note]).
+    """GEMM shapes of a CSV file (columns m,n,k[,name,shards,pattern,payload_bytes,load,note]), by default named mxnxk.
 
     Raises ConfigError naming file, row and column of everything wrong.
     """
     check = Problems()
-    table = read_csv(path, "workload.shapes", needed=("name", "m", "n", "k"), most=_MOST_BYTES, way_out=_WAY_OUT)
+    table = read_csv(path, "workload.shapes", needed=_SIZES, most=_MOST_BYTES, way_out=_WAY_OUT)
     if not table.rows:
         raise ConfigError([Problem("workload.shapes", "holds no row below a header", value=str(path))])
     shapes = [check.model(Shape, _cells(cells), path=f"{path.name}, line {line}") for line, cells in table.rows]
@@ -457,4 +457,4 @@ def _cells(cells: Mapping[str, str]) -> dict[str, Any]:
     read: dict[str, Any] = {key: value for key, value in cells.items() if value}
     integers = {key: int(value) for key, value in read.items() if key not in texts and _INTEGER.fullmatch(value)}
     decimal = {key: float(value) for key, value in read.items() if key == "load" and _DECIMAL.fullmatch(value)}
-    return {**read, **integers, **decimal}
+    return {"name": "x".join(cells[size] for size in _SIZES), **read, **integers, **decimal}
