@@ -50,9 +50,12 @@ def test_the_first_table_has_the_quantity_of_the_question_and_the_heading_what_w
 
 
 @pytest.mark.nightly
-def test_a_network_without_directions_is_no_sentence_that_stops(tmp_path: Path) -> None:
+def test_a_network_without_directions_is_no_sentence_that_stops(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["applications=[lenet]", "measured=[]", "run.requests=20000", "run.most=100000", *answer_check.QUIET]
     assert main(["study=convolution_patterns", f"output_dir={tmp_path}", *words]) == 0
+    assert "application.direction is not searched: it means nothing for what was typed" in capsys.readouterr().err
     sentence = Outputs.latest(tmp_path, "convolution_patterns").read_json("summary")["answer"]
     assert re.fullmatch(r"The busiest channel has up to \d.*the mean.*", sentence)
 

@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from dse.backend import Backend, Batch, Result, Results
-from dse.config.compose import request
+from dse.config.compose import request, searched_knobs
 from dse.config.options import load_yaml
 from dse.errors import ConfigError, Problem
 from dse.space import Knob, Space, get_path, has_path, set_path
@@ -72,7 +72,7 @@ def check_typed(planned: Plan) -> list[str]:
     Raises ConfigError for numbers of the command line that nothing reads, all at once.
     """
     notes = [f"{key} is not modelled: the answer is as without it" for key in _unread_keys(planned)]
-    notes += _searched_of_files(planned)
+    notes += [*_searched_of_files(planned), *_idle_knobs(planned)]
     sample = _Sample.of(planned)
     if sample is None:
         return notes
@@ -90,6 +90,14 @@ def check_typed(planned: Plan) -> list[str]:
     if problems:
         raise ConfigError(problems)
     return [*notes, *_notes_on_files(sample)]  # files last, as they refuse nothing
+
+
+def _idle_knobs(planned: Plan) -> Iterator[str]:
+    """Yield a note on each knob of the study that means nothing for what was typed of other sections."""
+    typed = {re.sub(r"^(\+\+?|~)?(space\.)?", "", text.partition("=")[0]) for text in planned.request.overrides}
+    for path in searched_knobs(planned.request.tree, planned.request.folder):
+        if path not in planned.knobs and typed.isdisjoint({path, path.partition(".")[0]}):
+            yield f"{path} is not searched: it means nothing for what was typed"
 
 
 def _unread_keys(planned: Plan) -> list[str]:
