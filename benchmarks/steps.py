@@ -25,7 +25,8 @@ from dse.backend import Batch
 from dse.config import compose
 from dse.study.plan import plan
 from dse.values import put
-from simulators.steps.backend import StepBackend, iteration
+from simulators.steps.backend import StepBackend
+from simulators.steps.build import iteration
 from simulators.steps.design import StepDesign
 from simulators.steps.projection import Profile, Size, by_kind, project_layer, serialized_share
 from validation.amd_tables import amd_figures

@@ -30,6 +30,7 @@ COMMANDS = {
             "run.products": "of the inputs of GEMMs: fp8, mxfp8, nvfp4, mxfp4; null: run.precision",
             "run.recompute": "in the backward pass: none, attention, up_projections, half or all",
             "run.recompute_layers": "layers of a stage that recompute is of; null: all",
+            "run.offloaded_layers": "layers of a stage whose activations wait in the host's memory; null: none",
             "run.adapters": "rank of adapters that alone are trained (LoRA); null: all weights are",
             "run.weights": "format of stored weights; null: the model's own",
             "run.kv_cache": "format of stored keys and values; null: the model's own",

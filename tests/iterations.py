@@ -13,7 +13,8 @@ from pydantic import BaseModel
 from dse.backend import Batch, Results
 from dse.plugins import available
 from dse.space import set_path
-from simulators.steps.backend import StepBackend, iteration
+from simulators.steps.backend import StepBackend
+from simulators.steps.build import iteration
 from simulators.steps.design import StepDesign
 from simulators.steps.iteration import Iteration
 from simulators.steps.operators import ModelBlock

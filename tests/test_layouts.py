@@ -16,7 +16,8 @@ from dse.errors import ConfigError
 from dse.results.run_folder import Outputs
 from dse.values import AtLeast, AtMost
 from simulators.hardware.machine import tree_of
-from simulators.steps.backend import StepBackend, iteration, metrics_of
+from simulators.steps.backend import StepBackend, metrics_of
+from simulators.steps.build import iteration
 from simulators.steps.choices import CONDITIONS
 from simulators.steps.layouts import Layout, LayoutQuestion, LayoutSection, usual
 from simulators.steps.sites import SITES

@@ -21,7 +21,8 @@ from dse.results.pareto import Answer, Contest
 from dse.results.run_folder import Outputs
 from dse.space import get_path
 from dse.study.settings import Decide
-from simulators.steps.backend import StepBackend, iteration, metrics_of
+from simulators.steps.backend import StepBackend, metrics_of
+from simulators.steps.build import iteration
 from simulators.steps.given import AS_GIVEN, with_values
 from simulators.steps.scenarios import scenarios
 from simulators.steps.sites import SITES

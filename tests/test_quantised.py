@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from dse.values import content_keys
 from simulators.hardware.pim import Format, Pim
-from simulators.steps.backend import iteration
+from simulators.steps.build import iteration
 from simulators.steps.quantised import copy_bytes, weights
 from simulators.steps.task_graph import intervals
 from tests.iterations import BACKEND, gridded, metrics, runs, single, step, tree

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from dse.backend import Batch
 from dse.errors import ConfigError
 from simulators.hardware.machine import tree_of
-from simulators.steps.backend import iteration, metrics_of
+from simulators.steps.backend import metrics_of
+from simulators.steps.build import iteration
 from simulators.steps.sites import SITES, SiteSchedules, TensorGroup, read_schedule
 from simulators.steps.task_graph import intervals
 from simulators.workloads.model_zoo import model_tree

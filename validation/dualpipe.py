@@ -27,7 +27,8 @@ import numpy as np
 
 from dse import plugins
 from simulators.hardware.machine import tree_of
-from simulators.steps.backend import StepBackend, iteration
+from simulators.steps.backend import StepBackend
+from simulators.steps.build import iteration
 from simulators.steps.experts import TokenExchange
 from simulators.steps.iteration import Iteration
 from simulators.steps.operators import ModelBlock, Product, StageOperator, Stream

@@ -40,6 +40,7 @@ class Device(View):
         *(*_OF_WAVES, *_OF_LINKS, "gpu.num_cus", "gpu.active_cus", "gpu.disabled_cache"),
         *("gpu.without_cache", "gpu.hbm_bytes", "gpu.staged_bytes", "gpu.pim", "gpu.loaded", "gpu.contention"),
         *("gpu.cu_copy", "node.num_gpus", "node.library", "node.in_switch", "node.experts"),
+        "node.host_link_bytes_per_s",
     )
     only_for: ClassVar[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "gemm": dict.fromkeys(("waves", "own"), _OF_WAVES),

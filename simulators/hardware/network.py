@@ -221,7 +221,8 @@ class Node(WithSources, Grown):
     By PCIe a GPU reaches no more than the library does among as many (assumed: whatever moves data takes the same way).
     hop_latency_s: time until the first byte arrives, where schedules send without a copy's set-up. library: of
     collectives; None if nothing is known of it. in_switch: what the switch adds up and copies; None if it cannot.
-    experts: library of expert parallelism; None for collectives in its place.
+    experts: library of expert parallelism; None for collectives in its place. host_link_bytes_per_s: rate of the link
+    of a GPU to its host's memory in one direction; None where nothing goes there.
     """
 
     missing_way_out: ClassVar[str] = LACKS
@@ -235,6 +236,7 @@ class Node(WithSources, Grown):
     library: CollectiveLibrary | None = None
     in_switch: InSwitch | None = None
     experts: ExpertLibrary | None = None
+    host_link_bytes_per_s: Bandwidth | None = None
 
     @property
     def speed(self) -> Any:

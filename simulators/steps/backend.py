@@ -23,16 +23,11 @@ from dse.space import get_path
 from dse.space.blocks import Grid, Rule, problems, reasons, results_by_batch
 from dse.values import LABELS, Frozen, Memo, has_axis, put
 from simulators.costs.chip import Chip
-from simulators.costs.gemm import gemms_of
-from simulators.costs.gemm.fitted import FittedGemms
-from simulators.costs.power import sustained_clock
 from simulators.hardware.device import Device, ScheduledDevice
 from simulators.hardware.machine import Gpu, reads
-from simulators.hardware.parts import Precision
 from simulators.hardware.pim import Format, InstructionSet
-from simulators.steps.blocks import model_blocks
+from simulators.steps.build import blocks_of, iteration, schedules_of
 from simulators.steps.choices import condition_of
-from simulators.steps.contention import ContendedPlatform
 from simulators.steps.design import (
     OPTIONAL,
     ScheduledDesign,
@@ -41,25 +36,18 @@ from simulators.steps.design import (
     own_sections,
     reads_constant,
     rules,
-    streaming_rates,
-    tied_weights,
 )
 from simulators.steps.epoch import METRICS as EPOCH_METRICS
 from simulators.steps.epoch import Epoch, alone
-from simulators.steps.exchanges import OverlappedExchanges
-from simulators.steps.groups import groups
-from simulators.steps.iteration import Gradients, Iteration
+from simulators.steps.iteration import Iteration
 from simulators.steps.layouts import Steps
 from simulators.steps.measures import LAWS, METRICS, SHARES, measure, memory, utilisation
-from simulators.steps.operators import ModelBlock, Platform
-from simulators.steps.passes import MicroBatch
-from simulators.steps.quantised import QuantisedWeights, WeightQuantiser
+from simulators.steps.quantised import QuantisedWeights
 from simulators.steps.scenarios import CHOSEN, GIVEN, LISTS, SOFTWARE, check_lists, scenarios, with_layouts, with_plan
 from simulators.steps.seqpoint import Iterations, choose
-from simulators.steps.sites import SITES, SiteSchedules, TensorGroup, places, read_sites, site_condition, site_rules
+from simulators.steps.sites import SITES, places, read_sites, site_condition, site_rules
 from simulators.steps.task_graph import intervals, run
 from simulators.taskgraph.timeline import Timeline
-from simulators.workloads.experts import ExpertKernels
 from simulators.workloads.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
@@ -89,85 +77,6 @@ _MOST_SECTIONS = 1024  # that are remembered
 Floats = NDArray[np.float64]
 
 
-def iteration(design: StepDesign, errors: Any = None) -> Iteration:
-    """The iteration of a design at one sequence length; its numbers may be arrays.
-
-    Where a GPU's clock under load is known, it is that of the shares of time in which the iteration computes and
-    exchanges, which are those at the clock of GEMMs alone. errors: drawn for operators; times are of all draws then.
-    """
-    loaded = design.system.gpu.loaded
-    if loaded is None:
-        return _at_clock(design, 1.0, errors)  # one pass: the clock does not depend on the step
-    first = _at_clock(design, loaded.gemm_clock)  # the shares of time need a step at some clock
-    exchanged, computed = first.passes.exchanged_s, first.passes.computed_s
-    # streams that run side by side take less than both
-    total = np.maximum(first.passes.forward_s + first.passes.backward_s, computed)
-    with np.errstate(all="ignore"):  # of designs that break a rule
-        return _at_clock(design, sustained_clock(loaded, computed / total, exchanged / total), errors)
-
-
-def _at_clock(design: StepDesign, clock: ArrayLike, errors: Any = None) -> Iteration:
-    platform, kernels = _platform(design, design.run.precision, clock), design.kernels
-    if design.run.products is not None:
-        platform = replace(platform, linear=_platform(design, design.run.products, clock))
-    platform = platform if errors is None else errors.on(platform)
-    law, gpu = design.system.gpu.contention, design.system.gpu
-    host = {
-        name: 0.0 if getattr(kernels, name) is None else getattr(kernels, name)
-        for name in ("host_s", "host_launch_s", "host_batch_s")
-        if design.run.mode not in kernels.graphs  # a graph is launched whole, so that the host does not count
-    }
-    if kernels.host_sequence_s is not None and design.run.mode != "training":
-        host["host_s"] = np.asarray(host.get("host_s", 0.0)) + kernels.host_sequence_s * np.asarray(design.run.batch)
-    host = host if errors is None else errors.of_host(host)
-    shards = kernels.shard_copies
-    passes = MicroBatch(
-        _blocks(design),
-        platform,
-        design.run,
-        design.parallel,
-        design.optimizer,
-        weight_copies=_weight_copies(design),
-        scheduled=_scheduled(design),
-        beside=_beside(design, platform),
-    )
-    gradients = Gradients(
-        passes,
-        contended=None if law is None else ContendedPlatform(platform, law, gpu.cu_copy),
-        tied=tied_weights(design),
-        shard_copies=(0.0, 0.0) if shards is None else (shards.forward, shards.backward),
-    )
-    return Iteration(gradients, design.model.hidden, **host, experts=kernels.experts or ExpertKernels())
-
-
-def _platform(design: StepDesign, precision: Precision, clock: ArrayLike) -> Platform:
-    """The GPU at a precision and a clock, and its groups."""
-    system = design.system
-    chip = FittedGemms.of(system, precision).at_clock(clock)
-    gemms = gemms_of(system, precision, clock=clock, share=design.kernels.share_of(precision))
-    # nothing is known of contention: no slowdown
-    beside: ArrayLike = 1.0 if system.gpu.contention is None else system.gpu.contention.gemm_beside_cus
-    at = groups(system, design.parallel)
-    return Platform(chip, gemms, at, design.kernels.batched, streaming=streaming_rates(design), interference=beside)
-
-
-def _beside(design: StepDesign, platform: Platform) -> OverlappedExchanges | None:
-    """Exchanges of experts beside other work; None where all waits for them."""
-    gpu, library, how = design.system.gpu, platform.groups["ep"].experts, design.parallel.exchanges
-    if how == "waited":
-        return None
-    of_copies: ArrayLike = 0 if gpu.cu_copy is None else gpu.cu_copy.num_cus
-    return OverlappedExchanges(how, platform, gpu.contention, of_copies if library is None else library.num_sms)
-
-
-def _scheduled(design: StepDesign) -> SiteSchedules | None:
-    """Schedules of sites, where there are any."""
-    if not isinstance(design, ScheduledDesign) or not design.sites:
-        return None
-    tp, precision = int(design.parallel.tp), design.run.products or design.run.precision
-    return SiteSchedules(design.sites, TensorGroup.of(design.system, tp=tp, precision=precision), design.run.mode)
-
-
 def _rules(design: StepDesign) -> Iterator[Rule]:
     """Rules between sections, and those of the schedules of sites where no other is broken."""
     broken: NDArray[np.bool_] = np.zeros((), np.bool_)
@@ -190,27 +99,14 @@ def _rules_of_sites(design: ScheduledDesign, tp: int) -> Iterator[Rule]:
     if tp < 2:
         name, schedule = next(iter(design.sites.items()))
         yield Rule(f"sites.{name}", True, "is the collective of one GPU: it needs parallel.tp > 1", str(schedule))
-    elif (scheduled := _scheduled(design)) is not None:
+    elif (scheduled := schedules_of(design)) is not None:
         beside = [name for name in design.sites if SITES[name].beside]
         if beside and design.parallel.backward_sums != "waited":
             text = "overlaps sums with gradients of weights, which sites.{0} schedules"
             way = "set parallel.backward_sums=waited"
             yield Rule("parallel.backward_sums", True, text, design.parallel.backward_sums, (beside[0],), way)
         # of an epoch, the shortest sequence leaves a schedule the fewest rows
-        yield from site_rules(scheduled, [block.ops for block in _blocks(_of_length(design, np.min))])
-
-
-def _weight_copies(design: StepDesign) -> WeightQuantiser | None:
-    """Maker of copies of weights, where there are any; of designs that break no rule."""
-    gpu, staged = design.system.gpu, design.system.gpu.staged_bytes
-    if design.quantised is None or design.format is None:
-        return None
-    training, share = design.run.mode == "training", 0.0 if staged is None else staged
-    return WeightQuantiser(design.quantised, design.format, training, design.instructions, gpu.pim, share)
-
-
-def _blocks(design: StepDesign) -> tuple[ModelBlock, ...]:
-    return model_blocks(design.model, design.run, design.parallel, design.kernels)
+        yield from site_rules(scheduled, [block.ops for block in blocks_of(_of_length(design, np.min))])
 
 
 def metrics_of(design: StepDesign) -> dict[str, Floats]:
@@ -478,7 +374,7 @@ def _step(design: StepDesign) -> tuple[Iteration, Floats]:
 
 def _sites(design: StepDesign) -> frozenset[str]:
     """Names of the sites that an iteration has."""
-    return frozenset(at.name for block in _blocks(design) for at in places(block.ops))
+    return frozenset(at.name for block in blocks_of(design) for at in places(block.ops))
 
 
 def _evaluate_grid(grid: Grid[StepDesign]) -> Results:

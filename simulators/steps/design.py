@@ -18,6 +18,7 @@ from simulators.hardware.network import link_rules
 from simulators.hardware.parts import Grown, Precision, StreamingRates
 from simulators.hardware.pim import Format, InstructionSet
 from simulators.steps.groups import leaves_node
+from simulators.steps.offload import offload_rules
 from simulators.steps.parallel_rules import parallel_rules, pass_rules
 from simulators.steps.quantised import QuantisedWeights
 from simulators.steps.seqpoint import Iterations
@@ -141,6 +142,7 @@ def rules(design: StepDesign) -> Iterator[Rule]:
     yield from _copy_rules(design)
     yield from _mode_rules(design.model, run)
     yield from pass_rules(design.model, run, parallel, lengths=design.lengths is not None)
+    yield from offload_rules(design.model, run, parallel, system)
     yield from _format_rules(design)
     others = {"quantised": design.quantised is not None, "lengths": design.lengths is not None}
     yield from parallel_rules(design.model, run, parallel, **others)

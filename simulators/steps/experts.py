@@ -277,16 +277,23 @@ def weights_of_experts(sizes: Sizes) -> tuple[Any, int]:
 
 
 def kept_bytes_of_experts(sizes: Sizes, *, activations: bool = True) -> Any:
-    """Bytes that experts and shared experts of a layer keep for the backward pass. activations: with their outputs."""
+    """Bytes that experts and shared experts of a layer keep for the backward pass. activations: with their outputs.
+
+    Outputs of the second products are not kept: probabilities are multiplied before them
+    (weighted_bias_swiglu_impl of Megatron-Core).
+    """
     # one tensor less: computed again
     routing, matrices = _routing(sizes), (3 if sizes.model.gated else 2) - (not activations)
-    routed = routing.rows * (2 * sizes.hidden + matrices * routing.width)
+    routed = routing.rows * (_expert_hidden(sizes) + matrices * routing.width)
     shared = sizes.tokens * matrices * _moe(sizes).width_of_shared / sizes.tp
     return sizes.element * (routed + shared)
 
 
-def inputs_of_experts(sizes: Sizes) -> Any:
-    """Numbers that products of experts and shared experts of a layer read, beside the activations themselves."""
+def inputs_of_experts(sizes: Sizes, *, activations: bool = True) -> Any:
+    """Numbers that products of experts and shared experts of a layer read and that are kept, beside the activations of
+    the layer itself. activations: with those of the second products, which are computed again otherwise.
+    """
     routing = _routing(sizes)
     shared = sizes.tokens * _moe(sizes).width_of_shared / sizes.tp
-    return routing.rows * (_expert_hidden(sizes) + routing.width) + shared
+    seconds = routing.rows * routing.width + shared if activations else 0.0
+    return routing.rows * _expert_hidden(sizes) + seconds

@@ -32,6 +32,7 @@ from simulators.costs.collective import CollectiveCost, Pattern
 from simulators.steps.contention import Bucket, ContendedPlatform, GradientReduction, Slowdowns, exposed_s
 from simulators.steps.experts import TokenExchange
 from simulators.steps.launches import Stretch, drained_s
+from simulators.steps.offload import waited_s
 from simulators.steps.operators import (
     Axis,
     Exchange,
@@ -259,7 +260,7 @@ class Iteration:
 
     width: of the activations that go from stage to stage. host_s: time in which the GPU waits for its host.
     host_launch_s, host_batch_s: time of the host for the launch of one kernel, and for a micro-batch before its passes.
-    experts: how it launches layers with experts.
+    host_link_bytes_per_s: rate of the link to the host, in one direction. experts: how it launches layers with experts.
     """
 
     gradients: Gradients
@@ -267,6 +268,7 @@ class Iteration:
     host_s: ArrayLike = 0.0
     host_launch_s: ArrayLike = 0.0
     host_batch_s: ArrayLike = 0.0
+    host_link_bytes_per_s: ArrayLike = np.inf
     experts: ExpertKernels = field(default_factory=ExpertKernels)
 
     @property
@@ -347,6 +349,15 @@ class Iteration:
         whole = sum((drained_s(stretches) for stretches in passes), np.zeros(()))
         return np.asarray(self.host_batch_s + np.maximum(whole - self._gpu_s, 0.0))
 
+    @cached_property
+    def offload_wait_s(self) -> Floats:
+        """Time of one micro-batch in which the GPU waits for activations on their way to its host and back."""
+        if self.passes.run.offloaded_layers is None:
+            return np.zeros(())
+        moved = self.passes.of_blocks("offloaded")
+        passes = self.passes.forward_s, self.passes.backward_s
+        return np.asarray(waited_s(moved, self.host_link_bytes_per_s, *passes))
+
     @property
     def _gpu_s(self) -> Floats:
         return np.asarray(
@@ -395,7 +406,7 @@ class Iteration:
     def turns(self) -> StageTurns:
         """Times of one micro-batch on the busiest stage and on the others."""
         pp = np.asarray(self.passes.parallel.pp, float)
-        busy = self._gpu_s + self.launch_wait_s
+        busy = self._gpu_s + self.launch_wait_s + self.offload_wait_s
         alone = (
             self.passes.is_training and self.passes.parallel.exchanges == "two_micro_batches"
         )  # while a pipeline fills

@@ -64,10 +64,16 @@ def adapter_weights(sizes: Sizes, *widths: tuple[Any, Any]) -> Any:
 
 def recomputed_share(sizes: Sizes) -> Any:
     """Share of the layers of a stage whose activations are computed again."""
-    chosen, layers = sizes.run.recompute_layers, np.asarray(sizes.model.layers, float)
+    chosen = sizes.run.recompute_layers
+    return 1.0 if chosen is None else share_of_stage(sizes, chosen)
+
+
+def share_of_stage(sizes: Sizes, chosen: Any) -> Any:
+    """Share that so many layers are of those of a stage, at most all of them."""
+    layers = np.asarray(sizes.model.layers, float)
     ends = 2 if sizes.parallel.ends == "layers" else 0  # the first and the last stage have one layer less
     of_stage = np.minimum(layers, stage_share(layers + ends, sizes.parallel.pp) * (layers + ends))
-    return 1.0 if chosen is None else np.minimum(1.0, np.asarray(chosen, float) / np.maximum(of_stage, 1.0))
+    return np.minimum(1.0, np.asarray(chosen, float) / np.maximum(of_stage, 1.0))
 
 
 def all_passes(sizes: Sizes, forward: tuple[Op, ...]) -> tuple[Op, ...]:

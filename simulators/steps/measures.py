@@ -44,7 +44,7 @@ METRICS: Mapping[str, Metric] = {
     "comm_cu_s": Metric("CU s", "CU-seconds that kernels of collectives hold, where the machine's are known"),
     "exposed_dp_s": Metric("s", "what of these ends after it, and weights gathered after the update"),
     "bubble_s": Metric("s", "waiting for other stages"),
-    "host_s": Metric("s", "waiting for the framework's host"),
+    "host_s": Metric("s", "waiting for the framework's host, and for activations that wait in its memory"),
     "draft_s": Metric("s", "drafts of tokens that a decode step checks"),
     "quantisation_s": Metric("s", "making low-precision copies of weights: the GPU's kernels, or units in its memory"),
     "quantisation_waited_s": Metric("s", "what the GPU spends on them itself, or waits for"),
@@ -96,7 +96,7 @@ def measure(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     serialized = m * (tp + iteration.messages_s)
     exposed = gradients.exposed_s + gradients.tied_s + gradients.gathered_s + m * gradients.split_s
     total, copies = iteration.seconds, passes.copies
-    host = np.asarray(iteration.host_s, float) + m * iteration.launch_wait_s
+    host = np.asarray(iteration.host_s, float) + m * (iteration.launch_wait_s + iteration.offload_wait_s)
     busy = forward + m * backward + iteration.update.seconds
     return {
         "iteration_s": total,
@@ -235,6 +235,16 @@ def _whole_bytes(iteration: Iteration) -> Any:
     return passes.run.element_bytes * gathered + gradients
 
 
+def _kept(iteration: Iteration, counts: Mapping[str, Any], alive: ArrayLike) -> Any:
+    """Activations of a stage: of its layers for all micro-batches in flight, of its logits for the one whose backward
+    pass follows at once (for all of GPipe, whose backward passes come last).
+    """
+    waits = iteration.passes.is_training and iteration.passes.parallel.pipeline != "gpipe"
+    of_layers = _stage_sum(iteration, lambda block: 0.0 if block.name == ENDS[1] else block.kept, counts)
+    of_logits = _stage_sum(iteration, lambda block: block.kept if block.name == ENDS[1] else 0.0, counts)
+    return alive * of_layers + (np.minimum(alive, 1.0) if waits else alive) * of_logits
+
+
 def memory(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     """Bytes on the GPU that holds most: of the first stage, or of the last one, with the micro-batches that are in
     flight there. Inference keeps keys and values of all micro-batches.
@@ -275,7 +285,7 @@ def memory(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
             - unlearnt * _stage_sum(iteration, _frozen, counts)
             + whole,
             _stage_sum(iteration, lambda block: copy_bytes(iteration.passes, block), counts) + flying,
-            alive * _stage_sum(iteration, lambda block: block.kept, counts),
+            _kept(iteration, counts, alive),
         )
         for counts, alive in ((first, flight), (last, ends))
     ]

@@ -164,10 +164,11 @@ class Op:
 class ModelBlock:
     """Operators that come together `count` times in a model. params: weights that one GPU holds of one of them.
 
-    tensors: how many tensors these are. kept: bytes of activations that wait for the backward pass (of inference:
-    keys and values). expert_params: weights among `params` that are split over ep. weight_bytes: of all of them, where
-    they are stored in formats of their own; formats: how many have which. trained, trained_tensors: weights and
-    tensors of them that have gradients; None for all. Order of `ops`: that of a pass.
+    tensors: how many tensors these are. kept: bytes of activations that wait for the backward pass (of inference: keys
+    and values), offloaded: those that wait in the host's memory instead. expert_params: weights among `params` that are
+    split over ep. weight_bytes: of all of them, where they are stored in formats of their own; formats: how many have
+    which. trained, trained_tensors: weights and tensors of them that have gradients; None for all. Order of `ops`: that
+    of a pass.
     """
 
     name: str
@@ -179,6 +180,7 @@ class ModelBlock:
     expert_params: ArrayLike = 0.0
     weight_bytes: ArrayLike | None = None
     formats: Mapping[str, ArrayLike] = field(default_factory=dict)
+    offloaded: ArrayLike = 0.0
     trained: ArrayLike | None = None
     trained_tensors: ArrayLike | None = None
 

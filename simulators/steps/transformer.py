@@ -37,6 +37,7 @@ from simulators.steps.experts import (
 )
 from simulators.steps.latent import cached_numbers, kept_numbers, latent_attention, latent_weights
 from simulators.steps.layer_passes import TRANSPOSES, adapter, adapter_weights, all_passes, recomputed_share
+from simulators.steps.offload import offloaded
 from simulators.steps.operators import Exchange, Kind, ModelBlock, Op, Phase, Product, Stream
 from simulators.steps.sizes import Sizes, gather_tokens, product, reduce_partial_sums, stream
 from simulators.steps.state_layers import kept_of_scan, state_bytes, state_layer, state_weights
@@ -61,7 +62,7 @@ def transformer_blocks(model: Transformer, run: Run, parallel: Parallel, kernels
         weights, kept_bytes = _weights(sizes, attentions=2), _kept_bytes(sizes, attentions=2)
         block = ModelBlock("decoder layer", ops, model.decoder_layers, *weights, kept_bytes, **_trained(sizes, 2))
         blocks.append(in_formats(block, _parts(sizes, _EQUAL, attentions=2), model, run))
-    return (_embedding(sizes), *blocks, _output(sizes)) if model.vocab else tuple(blocks)
+    return offloaded((_embedding(sizes), *blocks, _output(sizes)) if model.vocab else blocks, sizes)
 
 
 def _layers(sizes: Sizes) -> Iterator[ModelBlock]:
@@ -329,8 +330,10 @@ def _kept_by_kind(sizes: Sizes, kind: LayerKind) -> Any:
 
 def _kept_bytes(sizes: Sizes, attentions: int = 1) -> Any:
     """Bytes that a layer keeps for its backward pass, on average over layers; of inference its keys and values."""
+    if sizes.run.mode != "training":
+        return _kept_by_layer(sizes, attentions)
     share = recomputed_share(sizes)
-    if sizes.run.mode != "training" or not np.any(np.asarray(share) < 1):
+    if not np.any(np.asarray(share) < 1):
         return _kept_by_layer(sizes, attentions)
     again, stored = (
         _kept_by_layer(replace(sizes, run=sizes.run.model_copy(update={"recompute": what})), attentions)
@@ -353,7 +356,7 @@ def _kept_by_layer(sizes: Sizes, attentions: int) -> Any:
     again = sizes.run.recompute == "up_projections"
     if again and model.latent is not None:
         return _kept_without_ups(sizes)
-    unsplit = (attentions + 1) * (2 * b + 1) * sizes.own
+    unsplit = (attentions + 1) * (2 * b + _mask(sizes)) * sizes.own
     split = attentions * (2 * sizes.heads + 2 * sizes.kv_heads) * sizes.head
     if model.latent is not None:
         split = kept_numbers(sizes, model.latent)
@@ -363,19 +366,46 @@ def _kept_by_layer(sizes: Sizes, attentions: int) -> Any:
     if model.moe is not None:
         split = split + kept_bytes_of_experts(sizes, activations=not again)
     kept = unsplit - again * (attentions + 1) * b * sizes.own + split - _narrowed(sizes, attentions)
+    if sizes.run.adapters is not None and not again:  # nothing reads inputs of frozen feed-forward layers again
+        kept = kept - b * (sizes.own + (0.0 if model.moe is not None else tokens * sizes.ffn))
     if sizes.run.recompute == "attention" or sizes.kernels.flash_share_of_peak is not None:
         return kept
     return kept + attentions * (2 * b + 1) * sizes.scores
 
 
+def _mask(sizes: Sizes) -> Any:
+    """Bytes of a number of the masks that dropout keeps: models with learnt positions (GPT, BERT) drop out after each
+    half of a layer (arXiv:2205.05198, section 4); those with rotary ones are trained without (PaLM, Llama onwards).
+    """
+    return np.where(np.asarray(sizes.model.positions) > 0, 1.0, 0.0)
+
+
+def kept_format(sizes: Sizes) -> str | None:
+    """Format in which inputs of linear layers are kept; None for that of activations.
+
+    Software that casts by tiles keeps what it has cast, which gradients of weights multiply (Transformer Engine;
+    arXiv:2412.19437, section 3.3.3); adapters read inputs as they are.
+    """
+    run = sizes.run
+    if run.activations is not None or sizes.kernels.tile_casts is None or run.adapters is not None:
+        return run.activations
+    return run.products
+
+
 def _narrowed(sizes: Sizes, attentions: int) -> Any:
-    """Bytes that inputs of linear layers of a layer are narrower by, in the format in which they are kept."""
-    name, model = sizes.run.activations, sizes.model
+    """Bytes that inputs of linear layers of a layer are narrower by, in the format in which they are kept.
+
+    Outputs of norms and activations that are computed again are not among them.
+    """
+    name, model, again = kept_format(sizes), sizes.model, sizes.run.recompute == "up_projections"
     if name is None:
         return 0.0
     outputs = sizes.heads * (sizes.head if model.latent is None else np.asarray(model.latent.value_dim, float))
-    inputs = (attentions + 1) * sizes.own + attentions * sizes.tokens * outputs
-    inputs = inputs + (sizes.tokens * sizes.ffn if model.moe is None else inputs_of_experts(sizes))
+    inputs = attentions * sizes.tokens * outputs + (0.0 if again else (attentions + 1) * sizes.own)
+    if model.moe is not None:
+        inputs = inputs + inputs_of_experts(sizes, activations=not again)
+    elif not again:
+        inputs = inputs + sizes.tokens * sizes.ffn
     return (sizes.element - weight_format(name).bytes_of(sizes.hidden)) * inputs
 
 
@@ -386,7 +416,8 @@ def _kept_without_ups(sizes: Sizes) -> Any:
     own, heads = kept_numbers(sizes, latent), sizes.heads * (2 * latent.key + np.asarray(latent.value_dim, float))
     wide = sizes.ffn * (2 if model.gated else 1) if model.moe is None else 0.0
     experts = 0.0 if model.moe is None else kept_bytes_of_experts(sizes, activations=False)
-    return 2 * (sizes.element + 1) * sizes.own + sizes.element * sizes.tokens * (own - heads + wide) + experts
+    norms = 2 * (sizes.element + _mask(sizes)) * sizes.own
+    return norms + sizes.element * sizes.tokens * (own - heads + wide) + experts - _narrowed(sizes, 1)
 
 
 # The ends
@@ -410,7 +441,7 @@ def _embedding(sizes: Sizes) -> ModelBlock:
         ops.append(Op("scatter", "embedding", "backward", scattered, weight=True))
     beside = 2 * sizes.hidden if sizes.model.ends is None else np.asarray(sizes.model.ends[0], float)
     params = (sizes.vocab + np.asarray(sizes.model.positions)) * sizes.hidden + beside
-    kept_bytes = (2 * sizes.element + 1) * sizes.own if sizes.run.mode == "training" else 0.0
+    kept_bytes = (2 * sizes.element + _mask(sizes)) * sizes.own if sizes.run.mode == "training" else 0.0
     block = ModelBlock("embedding", tuple(ops), 1.0, params, 4, kept_bytes, **(_FROZEN if frozen else {}))
     return in_formats(block, {}, sizes.model, sizes.run)
 
@@ -439,7 +470,9 @@ def _output(sizes: Sizes) -> ModelBlock:
         ops.append(Op("final norm backward", "output", "backward", norm))
     copied = np.asarray(sizes.parallel.pp) > 1  # the last stage does not hold the first one's embedding
     embedding = np.where(copied, 1.0, 0.0 if sizes.model.tied else 1.0) * sizes.vocab * sizes.hidden
-    kept_bytes = (4 + sizes.element) * sizes.vocab * wanted + 2 * sizes.activations if training else 0.0
+    # a loss in one kernel writes gradients in place of the logits; others keep probabilities in fp32 beside these
+    of_logits = sizes.element + (_FP32 if sizes.kernels.loss is None else 0)
+    kept_bytes = of_logits * sizes.vocab * wanted + 2 * sizes.activations if training else 0.0
     beside = 2 * sizes.hidden if sizes.model.ends is None else np.asarray(sizes.model.ends[1], float)
     sizes_of = 1.0, embedding + beside, np.where(embedding > 0, 3.0, 2.0), kept_bytes
     block = ModelBlock("output", tuple(ops), *sizes_of, **({} if sizes.run.adapters is None else _FROZEN))

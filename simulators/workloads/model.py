@@ -177,6 +177,7 @@ _FORMATS: Mapping[str, FormatUse] = {
     "activations": "activations",
 }
 """Key of a run that names a format -> what it is of."""
+_OF_LAYERS = ("recompute_layers", "offloaded_layers", "adapters")
 _LATER_RUN = ("scales", *PassTokens.model_fields)
 
 
@@ -189,15 +190,16 @@ class Run(PassTokens):
     attention (scores, softmax, dropout), up_projections (norms, activations, and up-projections of latent attention
     with what follows up to its core: arXiv:2412.19437, section 3.2.3), half (all but attention in one kernel, partial
     sums and every other product of a layer, as torchtitan selects them), or all but the input of a layer;
-    recompute_layers: of so many layers of a stage, None for all of them. adapters: rank of those beside attention's
-    projections, which alone are trained (LoRA); None trains all. products: precision that linear layers multiply at;
-    None for that of all else. weights, kv_cache: formats that weights, and keys and values, are stored in
-    (`conf/data/weight_formats.yaml`), of inference; None for what the model's file says, else for 16 bits (32 at fp32).
-    Products are no faster for it. gradients, optimizer_states: formats of what is trained: of gradients as they are
-    stored and reduced, and of the moments of the optimizer, whose weights stay as they are; None for those of
-    `parallel.gradient_bytes`, and for 32 bits. activations: that in which training keeps inputs of linear layers; None
-    for that of activations. scales: of products of 8 bits, for a tensor, a row or a block of numbers; None for those of
-    the software.
+    recompute_layers: of so many layers of a stage, None for all of them. offloaded_layers: of so many layers of a stage
+    activations wait in the host's memory for the backward pass (`simulators.steps.offload`), None for none. adapters:
+    rank of those beside attention's projections, which alone are trained (LoRA); None trains all. products: precision
+    that linear layers multiply at; None for that of all else. weights, kv_cache: formats that weights, and keys and
+    values, are stored in (`conf/data/weight_formats.yaml`), of inference; None for what the model's file says, else for
+    16 bits (32 at fp32). Products are no faster for it. gradients, optimizer_states: formats of what is trained: of
+    gradients as they are stored and reduced, and of the moments of the optimizer, whose weights stay as they are; None
+    for those of `parallel.gradient_bytes`, and for 32 bits. activations: that in which training keeps inputs of linear
+    layers; None for that of activations. scales: of products of 8 bits, for a tensor, a row or a block of numbers; None
+    for those of the software.
     """
 
     mode: Annotated[Literal["training", "prefill", "decode"], knob(structural=True)] = "training"
@@ -207,6 +209,7 @@ class Run(PassTokens):
     precision: Annotated[Precision, knob(structural=True)] = "mixed"
     recompute: Annotated[Literal["none", "attention", "up_projections", "half", "all"], knob(structural=True)] = "none"
     recompute_layers: Annotated[Integer | None, knob(structural=True, ge=0, le=2**20)] = None
+    offloaded_layers: Annotated[Integer | None, knob(structural=True, ge=1, le=2**20)] = None
     adapters: Annotated[Integer | None, knob(structural=True, ge=1, le=2**16)] = None
     products: Annotated[Precision | None, knob(structural=True)] = None
     weights: Annotated[str | None, knob(structural=True)] = None
@@ -220,7 +223,7 @@ class Run(PassTokens):
     def __iter__(self) -> Generator[tuple[str, Any], None, None]:
         """Iterate over the fields; formats only where they are given: old designs keep their keys."""
         for name, value in super().__iter__():
-            if value is not None or name not in ("recompute_layers", "adapters", *_FORMATS, *_LATER_RUN):
+            if value is not None or name not in (*_OF_LAYERS, *_FORMATS, *_LATER_RUN):
                 yield name, value
 
     @field_validator(*_FORMATS)

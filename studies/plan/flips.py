@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dse.space import get_path
 from dse.values import put
 from dse.values.units import quantity_text
-from simulators.steps.backend import iteration
+from simulators.steps.build import iteration
 from simulators.steps.design import StepDesign
 
 _ROUNDING = 1e-9  # of a step

@@ -18,7 +18,8 @@ from dse.results.answer import fastest_in_words
 from dse.results.decisions import Decision, Drawing, gain_text, interval
 from dse.results.words import AS_FAST, cell, gain_in_words
 from dse.space import get_path
-from simulators.steps.backend import StepBackend, iteration
+from simulators.steps.backend import StepBackend
+from simulators.steps.build import iteration
 from simulators.steps.choices import CHOICES
 from simulators.steps.given import AS_GIVEN, AS_SERIAL, BY_DEFAULT, WITHOUT, GivenPlan
 from simulators.steps.iteration import Iteration

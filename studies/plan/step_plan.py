@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dse.space import get_path, set_path
-from simulators.steps.backend import StepBackend, iteration, metrics_of
+from simulators.steps.backend import StepBackend, metrics_of
+from simulators.steps.build import iteration
 from simulators.steps.choices import CHOICES as KNOBS
 from simulators.steps.choices import DECIDING
 from simulators.steps.design import StepDesign

@@ -29,7 +29,8 @@ from dse_collectives.schedule_files import read_schedule as read_collective
 from dse_deploy.command import nearest, write_all
 from dse_deploy.planned_step import PlannedStep, check_target
 from dse_deploy.settings import tools
-from simulators.steps.backend import StepBackend, iteration
+from simulators.steps.backend import StepBackend
+from simulators.steps.build import iteration
 from simulators.steps.choices import OFF
 from simulators.steps.given import AS_GIVEN
 from simulators.steps.scenarios import APART, scenarios

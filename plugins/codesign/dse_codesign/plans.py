@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from dse.values import Frozen
 from simulators.hardware.device import ScheduledDevice
-from simulators.steps.backend import StepBackend, iteration, metrics_of
+from simulators.steps.backend import StepBackend, metrics_of
+from simulators.steps.build import iteration
 from simulators.steps.design import ScheduledDesign
 from simulators.steps.ideal import ideal_candidates
 from simulators.steps.iteration import Iteration

@@ -24,7 +24,8 @@ from dse.results.words import cell
 from dse.space import get_path
 from dse_deploy.command import nearest, write_all
 from dse_deploy.settings import Written, tools
-from simulators.steps.backend import StepBackend, iteration
+from simulators.steps.backend import StepBackend
+from simulators.steps.build import iteration
 from simulators.steps.choices import OFF
 from simulators.steps.given import GivenPlan, ToolDefaults, given_tree, serial_tree, with_values
 from simulators.steps.iteration import Iteration

@@ -22,7 +22,7 @@ from pydantic import Field
 from dse.values import Frozen
 from dse.values.units import Number, Seconds
 from dse_serving.columns import PER_OCTAVE
-from simulators.steps.backend import iteration
+from simulators.steps.build import iteration
 from simulators.steps.design import StepDesign
 from simulators.steps.experts import TokenExchange
 from simulators.steps.iteration import Iteration

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from dse.config.compose import request
-from simulators.steps.backend import StepBackend, iteration
+from simulators.steps.backend import StepBackend
+from simulators.steps.build import iteration
 from simulators.steps.design import StepDesign
 from simulators.steps.operators import Product, Stream
 from simulators.workloads.model_zoo import model_tree

@@ -19,7 +19,7 @@ from dse.results.run_folder import FinishedRun
 from dse.space import Case
 from dse_papers import throughput
 from dse_papers.bases import legal_base
-from simulators.steps.backend import iteration
+from simulators.steps.build import iteration
 from simulators.steps.design import StepDesign
 from simulators.steps.epoch import METRICS as EPOCH_METRICS
 from simulators.steps.measures import METRICS

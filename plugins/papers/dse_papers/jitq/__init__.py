@@ -26,7 +26,7 @@ from dse_papers.jitq import numerics
 from dse_papers.jitq.capacity import Base, Copies, grid
 from simulators.hardware.machine import merged, tree_of
 from simulators.hardware.pim import Format, Pim
-from simulators.steps.backend import iteration
+from simulators.steps.build import iteration
 from simulators.steps.design import StepDesign
 from simulators.steps.task_graph import WAITING, intervals
 from simulators.workloads.model_zoo import model_tree, option_tree
