@@ -230,7 +230,7 @@ def test_a_plan_that_fits_nowhere_is_no_gain(tmp_path: Path, capsys: pytest.Capt
 
 @pytest.mark.slow
 def test_the_nearest_layout_fits_and_keeps_the_work(tmp_path: Path) -> None:
-    composed = request(["study=plan", *QWEN])
+    composed = request(["study=plan", *QWEN, *stack_words(QWEN)])
     tree = dict(next(iter(scenarios(composed_design(composed.tree)).values())))
     _, line = does_not_fit("it", tree)
     words = dict(word.split("=") for word in line.partition(" (")[0].split(": ")[1].split())

@@ -274,7 +274,7 @@ def test_kept_inputs_of_eight_bits_save_memory_and_cost_casts_unless_products_ha
     assert narrow["activation_bytes"] < plain["activation_bytes"] and narrow["state_bytes"] == plain["state_bytes"]
     assert narrow["iteration_s"] > plain["iteration_s"]
     plain, narrow = (of_llama({"run.activations": name, "run.products": "fp8"}, **parts) for name in (None, "fp8"))
-    assert narrow["activation_bytes"] < plain["activation_bytes"] and narrow["iteration_s"] == plain["iteration_s"]
+    assert narrow["activation_bytes"] == plain["activation_bytes"] and narrow["iteration_s"] == plain["iteration_s"]
 
 
 @pytest.mark.parametrize("kernels", ["megatron_2026", "compiled"])

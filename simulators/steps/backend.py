@@ -39,6 +39,7 @@ from simulators.steps.design import (
 )
 from simulators.steps.epoch import METRICS as EPOCH_METRICS
 from simulators.steps.epoch import Epoch, alone
+from simulators.steps.frameworks import Stack
 from simulators.steps.iteration import Iteration
 from simulators.steps.layouts import Steps
 from simulators.steps.measures import LAWS, METRICS, SHARES, measure, memory, utilisation
@@ -71,6 +72,7 @@ _KINDS: Mapping[str, Any] = {
     "quantised": QuantisedWeights,
     "format": Format,
     "instructions": InstructionSet,
+    "stack": Stack,
 }
 """What sections other than `system` are validated as."""
 _MOST_SECTIONS = 1024  # that are remembered

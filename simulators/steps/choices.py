@@ -51,9 +51,20 @@ CONDITIONS: Mapping[str, Mapping[str, Any]] = {
 """Knob -> the values of others with which it changes something."""
 
 
+_OF_TOOLS: Mapping[tuple[str, str | None], Mapping[str, Any]] = {
+    ("parallel.messages", "megatron"): {"parallel.pipeline": "interleaved"}
+}
+"""Conditions that frameworks add: Megatron-LM overlaps messages between virtual stages alone
+(`conf/data/framework_rules.yaml`).
+"""
+
+
 def condition_of(path: str, tree: Tree) -> Mapping[str, Any]:
     """Values of others with which a knob of a step counts."""
     section, _, name = path.partition(".")
+    tool = (tree.get("stack") or {}).get("tool")
+    if (path, tool) in _OF_TOOLS:
+        return {**CONDITIONS[path], **_OF_TOOLS[path, tool]}
     if path in CONDITIONS:
         return CONDITIONS[path]
     if path == "run.sequence_length" and isinstance(tree.get("lengths"), Mapping):

@@ -17,6 +17,7 @@ from simulators.hardware.machine import Gpu
 from simulators.hardware.network import link_rules
 from simulators.hardware.parts import Grown, Precision, StreamingRates
 from simulators.hardware.pim import Format, InstructionSet
+from simulators.steps.frameworks import Stack, stack_rules
 from simulators.steps.groups import leaves_node
 from simulators.steps.offload import offload_rules
 from simulators.steps.parallel_rules import parallel_rules, pass_rules
@@ -30,7 +31,7 @@ class StepDesign(Grown):
     """One iteration: hardware, model, and how it is run.
 
     quantised, format, instructions: where products read low-precision copies of weights, who makes them, what they are,
-    and the commands of units in memory.
+    and the commands of units in memory. stack: software whose rules it keeps; None for no framework's.
     """
 
     system: Device
@@ -44,6 +45,7 @@ class StepDesign(Grown):
     quantised: QuantisedWeights | None = None
     format: Format | None = None
     instructions: InstructionSet | None = None
+    stack: Stack | None = None
 
 
 class ScheduledDesign(StepDesign):
@@ -62,7 +64,7 @@ _PLAIN = {"gradients": None, "optimizer_states": None}
 """Formats of a run that has none of its own."""
 OF_LENGTHS = ("lengths", "iterations")
 OF_COPIES = ("quantised", "format", "instructions")
-OPTIONAL = (*OF_LENGTHS, *OF_COPIES)
+OPTIONAL = (*OF_LENGTHS, *OF_COPIES, "stack")
 NONE = "none"
 
 
@@ -82,10 +84,19 @@ def own_sections(tree: Tree) -> dict[str, Any]:
     if not in_memory:
         absent.add("instructions")
     sections = {name: tree[name] for name in ScheduledDesign.model_fields if name in tree and name not in absent}
+    sections |= {"stack": _software(tree)} if "stack" in tree else {}
     gpu = sections.get("system", {}).get("gpu")
     if not in_memory and isinstance(gpu, Mapping) and gpu.get("pim") is not None:
         sections["system"] = _without_pim(sections["system"])
     return sections
+
+
+def _software(tree: Tree) -> dict[str, Any] | None:
+    """The software whose rules a design keeps; None where kernels are not its own."""
+    stack = tree.get("stack") or {}
+    if stack.get("kernels", _chosen(tree, "kernels")) != _chosen(tree, "kernels"):
+        return None
+    return {name: stack[name] for name in Stack.model_fields if name in stack} or None
 
 
 def _chosen(tree: Tree, section: str) -> Any:
@@ -135,6 +146,7 @@ def rules(design: StepDesign) -> Iterator[Rule]:
         rule = "needs gradients summed over micro-batches, while each layer is updated in the backward pass"
         several, way = np.asarray(run.micro_batches) > 1, "set 1, or optimizer.in_backward=false"
         yield Rule("run.micro_batches", several, rule, run.micro_batches, way_out=way)
+    yield from stack_rules(design)
     yield from _schedule_rules(design)
     yield from _gpu_rules(system.gpu)
     yield from _node_rules(design)

@@ -46,13 +46,14 @@ class Implementation(Frozen):
     """An implementation.
 
     schedules: option of the group `schedule`, and values of its knobs, by the place of the collective: before or after
-    the GEMM that it belongs to, or beside another. gpus: that it runs on, and precisions; all where none is named.
-    fitted_on: rows that constants were fitted on, by their cells, and which. unseen: what they are taken as where no
-    row was seen. least: size below which it leaves a site serial.
+    the GEMM that it belongs to, or beside another. frameworks: that it is part of. gpus: that it runs on, and
+    precisions; all where none is named. fitted_on: rows that constants were fitted on, by their cells, and which.
+    unseen: what they are taken as where no row was seen. least: size below which it leaves a site serial.
     """
 
     name: str
     description: str
+    frameworks: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()
     precisions: tuple[Precision, ...] = ()
     modes: tuple[Mode, ...] = get_args(Mode)
@@ -94,7 +95,7 @@ class Implementation(Frozen):
         """Reason why it does not run on a GPU at a precision; None if it does, or if the GPU is not known here."""
         if mode not in self.modes:
             return f"does not run in {mode}; it runs in {' and '.join(self.modes)}"
-        if self.gpus and gpu not in self.gpus and gpu in _names_of("gpu"):
+        if self.gpus and gpu not in self.gpus and gpu in names_of("gpu"):
             return f"does not run on {gpu}; it runs on {', '.join(self.gpus)}"
         if self.precisions and precision not in self.precisions:
             return f"does not multiply {precision}; it multiplies {', '.join(self.precisions)}"
@@ -109,7 +110,7 @@ class Implementation(Frozen):
 
 
 @plugins.cached_until_refresh
-def _names_of(group: str) -> frozenset[str]:
+def names_of(group: str) -> frozenset[str]:
     """Names of the options of a group; asked for at every point of a plan."""
     return frozenset(list_options(group))
 
@@ -117,7 +118,7 @@ def _names_of(group: str) -> frozenset[str]:
 @plugins.cached_until_refresh
 def implementation(name: str) -> Implementation | None:
     """The implementation of a name, or of a YAML file with `schedules`; None for another name. Raises ConfigError."""
-    if name not in _names_of(GROUP) and not Path(name).is_file():
+    if name not in names_of(GROUP) and not Path(name).is_file():
         return None
     tree = option_tree(GROUP, name)
     return validate_as(Implementation, tree, path=f"{GROUP}/{name}") if "schedules" in tree else None

@@ -1,12 +1,14 @@
 """A step that does not fit the memory of a GPU: by how much, the nearest layout that fits, and what fewer bits save.
 
-The work of the step is kept. Layouts of as many GPUs are tried first, then of twice as many, and so on; of those that
-fit, the one with the fewest values that differ is the nearest, and of such the fastest. Memory does not depend on the
-network, so that one that is not described is no obstacle here: the answer says that a time needs it.
+The work of the step is kept, and its pipeline's schedule where a layout with it fits. Layouts of as many GPUs are tried
+first, then of twice as many, and so on; of those that fit, the one with the fewest values that differ is the nearest,
+and of such the fastest. Memory does not depend on the network, so that one that is not described is no obstacle here:
+the answer says that a time needs it.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +20,7 @@ from simulators.steps.backend import StepBackend, metrics_of
 from simulators.steps.choices import OFF
 from simulators.steps.design import StepDesign
 from simulators.steps.given import with_values
-from simulators.steps.layouts import PATHS, Layout, LayoutQuestion, LayoutSection
+from simulators.steps.layouts import PATHS, Candidates, Layout, LayoutQuestion, LayoutSection
 from studies.plan.step_plan import MEMORY
 
 # powers of two, which most degrees of parallelism are
@@ -27,6 +29,8 @@ _LEAN: Mapping[str, Sequence[Any]] = {"zero": (3,), "recompute": ("all",)}  # wh
 _NEARLY = 1.1  # times the memory: where the leanest states take more, no other layout fits
 _NETWORK = "system.node.library.network_bytes_per_s"
 _SPLIT = "parallel.sequence_parallel"
+_SCHEDULE = ("parallel.pipeline", "parallel.virtual_stages", "parallel.messages")
+"""Knobs of the schedule of a pipeline, which other layouts keep where they fit with it."""
 _BITS = (8, 4)
 _FORMATS = ("fp8", "int4")
 
@@ -51,19 +55,13 @@ def _nearest(tree: Mapping[str, Any], gpus: int, backend: StepBackend) -> str:
     if layers is None:  # models without layers have no pipeline to split
         return "run.batch=1" if _share(with_values(tree, {"run.batch": 1}), backend) <= 1 else ""
     connected, is_described = _with_network(tree)
-    present = {path: get_path(tree, path) for path in (*PATHS, _SPLIT)}
-    for times in _TIMES:
-        try:
-            spreading = LayoutQuestion.of(connected, LayoutSection(auto=True, gpus=times * gpus), backend.steps)
-        except ConfigError:
-            return ""  # no layout of such a step is legal
-        lean = spreading.candidates(**_LEAN).memory_share
-        if not len(lean) or lean.min() > _NEARLY:  # a quick look, before all layouts are tried
+    bare = {name: section for name, section in connected.items() if name != "sites"}
+    for times, off in itertools.product(_TIMES, ({}, OFF)):  # first with the schedule of its pipeline
+        changed = with_values(bare, off)
+        fitting = _fitting(changed, times * gpus, backend)
+        if fitting is None:
             continue
-        fitting = spreading.candidates().fitting
-        if not fitting.layouts:
-            continue
-        changes = [_changes(layout, connected, present) for layout in fitting.layouts]
+        changes = [_changes(layout, changed, tree) for layout in fitting.layouts]
         # fewest changes, then fastest, as layouts are sorted
         place = min(range(len(changes)), key=lambda place: (len(changes[place]), place))
         words = " ".join(f"{path}={str(value).lower()}" for path, value in changes[place].items())
@@ -73,20 +71,33 @@ def _nearest(tree: Mapping[str, Any], gpus: int, backend: StepBackend) -> str:
     return ""
 
 
-def _changes(layout: Layout, tree: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of a layout that differ from those of the step, and whether its tokens are split."""
-    values = {**layout.paths, _SPLIT: get_path(layout.tree(tree), _SPLIT)}
-    return {path: value for path, value in values.items() if str(present[path]) != str(value)}
+def _fitting(tree: Mapping[str, Any], gpus: int, backend: StepBackend) -> Candidates | None:
+    """Layouts of a step on so many GPUs that fit; None where there are none."""
+    try:
+        spreading = LayoutQuestion.of(tree, LayoutSection(auto=True, gpus=gpus), backend.steps)
+    except ConfigError:
+        return None  # no layout of such a step is legal
+    lean = spreading.candidates(**_LEAN).memory_share
+    if not len(lean) or lean.min() > _NEARLY:  # a quick look, before all layouts are tried
+        return None
+    fitting = spreading.candidates().fitting
+    return fitting if fitting.layouts else None
+
+
+def _changes(layout: Layout, changed: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a step in a layout that differ from those of the step as it is."""
+    tree = layout.tree(changed)
+    differing = {path: get_path(tree, path) for path in (*PATHS, _SPLIT, *_SCHEDULE)}
+    return {path: value for path, value in differing.items() if str(get_path(present, path)) != str(value)}
 
 
 def _with_network(tree: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The step with nothing overlapped on machines with some network, and whether the network is described."""
-    bare = {name: section for name, section in with_values(tree, OFF).items() if name != "sites"}
+    """The step on machines with some network, and whether the network is described."""
     described = get_path(tree, _NETWORK) is not None
     if described or not all(get_path(tree, f"system.node.{name}") for name in ("library", "link_bytes_per_s")):
-        return bare, described
+        return dict(tree), described
     network = {_NETWORK: get_path(tree, "system.node.link_bytes_per_s"), "system.sources": _with_source(tree)}
-    return with_values(bare, network), False
+    return with_values(tree, network), False
 
 
 def _with_source(tree: Mapping[str, Any]) -> dict[str, Any]:

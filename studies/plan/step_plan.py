@@ -45,7 +45,7 @@ def rates_of_a_gpu(point: Mapping[str, Any]) -> str:
 
 _SECTIONS = (
     *("system", "model", "run", "parallel", "optimizer", "kernels", "lengths", "iterations"),
-    *("quantised", "format", "instructions"),
+    *("quantised", "format", "instructions", "stack"),
 )
 
 
