@@ -31,6 +31,7 @@ from studies.plan import ways_today
 from studies.plan.certainty import DrawnPlan, as_decided
 from studies.plan.fitting import does_not_fit
 from studies.plan.judged import PlanJudgement, composed_design, judgements
+from studies.plan.stacks import stack_words
 from studies.plan.step_plan import StepPlan, evaluated, plain, plans
 from studies.plan.texts import next_best, next_best_text
 from studies.whole_models import gains

@@ -14,6 +14,7 @@ from dse.errors import ConfigError, Problem, did_you_mean, pairs
 from dse.errors.parsing import parse_yaml
 from dse.files import atomic_replacement, read_text
 from dse.space import get_path
+from dse_deploy.facts import UNKNOWN, ModelFacts
 from dse_deploy.launches import LAUNCH
 from dse_deploy.reading import read, settings_of
 from dse_deploy.settings import Setting, SettingsFile, Tool, Written, tools, write
@@ -77,10 +78,10 @@ def _changes(unread: str, tool: Tool) -> bool:
     return name in {known.lstrip("-").replace("_", "-") for known in tool.unmodelled}
 
 
-def write_all(tool: Tool, plan: Plan, name: str) -> dict[str, Written]:
-    """The files of a tool for a plan, by name. Raises ConfigError."""
+def write_all(tool: Tool, plan: Plan, name: str, model: ModelFacts = UNKNOWN) -> dict[str, Written]:
+    """The files of a tool for a plan of a model, by name. Raises ConfigError."""
     head = f"{tool.title}: settings for {name}, by python -m dse settings export; names as of {tool.version}"
-    return {file.name: write(file, tool.sayable(plan), head) for file in tool.files}
+    return {file.name: write(file, tool.sayable(plan), head, model) for file in tool.files}
 
 
 def nearest(tool: Tool, plan: Plan, written: Mapping[str, Written]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Facts are settings that say no knob by themselves (`fact` in `conf/data/framewor
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -132,6 +133,53 @@ def _virtual_stages(facts: Facts, plan: dict[str, Any]) -> str:
     return ""
 
 
+def _from_layout(facts: Facts, plan: dict[str, Any]) -> str:
+    """Virtual stages, and whether both ends count as layers, from the layers of each stage by name."""
+    if "pipeline_layout" not in facts:
+        return ""
+    name, text = facts["pipeline_layout"]
+    sizes = stage_sizes(str(text))
+    if sizes is None:
+        return f"{name} {text} (stages that differ by more than a layer)"
+    stages = _whole("parallel.virtual_stages", (len(sizes), _degree(plan, "pp")), "stages of the layout over pp")
+    if stages > 1:
+        put_in(plan, "parallel.pipeline", "interleaved")
+        put_in(plan, "parallel.virtual_stages", stages)
+    if max(sizes) - min(sizes) > 1:  # even once embedding and loss are counted
+        put_in(plan, "parallel.ends", "layers")
+    return ""
+
+
+_UNEVEN = 2  # layers, with ends: DeepSeek-V3's published layouts leave its last stage some for heads that predict more
+
+
+def stage_sizes(text: str) -> list[int] | None:
+    """Layers of each stage of Megatron-LM's --pipeline-model-parallel-layout; None where a plan has no such stages."""
+    for pattern in (r"\(([^)]+)\)\*(\d{1,3})", r"(.)\*(\d{1,3})"):  # as PipelineParallelLayerLayout unrolls them
+        text = re.sub(pattern, lambda found: found[1] * int(found[2]), text.replace(",", ""))
+    stages = text.split("|")
+    sizes = [stage.count("t") for stage in stages]
+    counted = [sum(stage.count(mark) for mark in "tELm") for stage in stages]
+    known = set(text) <= set("tELm|")
+    even = max(sizes) - min(sizes) <= 1 or max(counted) - min(counted) <= _UNEVEN
+    return sizes if known and even else None
+
+
+def _ends(facts: Facts, plan: dict[str, Any]) -> str:
+    """Both ends that count as layers; a plan has none of them, or both."""
+    counts = [_is_on(facts, fact) for fact in ("embedding_counts", "loss_counts")]
+    if all(counts):
+        put_in(plan, "parallel.ends", "layers")
+    return "" if all(counts) or not any(counts) else "one end counts as a layer, and the other does not"
+
+
+def _messages(facts: Facts, plan: dict[str, Any]) -> str:
+    """Messages beside compute, as Megatron-LM has them between virtual stages unless they are switched off."""
+    if get_path(plan, "parallel.pipeline") == "interleaved" and get_path(plan, "parallel.messages") is None:
+        put_in(plan, "parallel.messages", "waited" if _is_on(facts, "waits_for_messages") else "beside")
+    return ""
+
+
 def _micro_batches(facts: Facts, plan: dict[str, Any]) -> str:
     """Micro-batches of a replica, from the sequences of all."""
     knob = "run.micro_batches"
@@ -154,6 +202,9 @@ def _experts_by_tp(facts: Facts, plan: dict[str, Any]) -> str:
     gpus = _degree(plan, "tp") * _degree(plan, "cp") * _degree(plan, "dp")
     if get_path(plan, "parallel.dp") is not None and gpus % experts:
         return f"parallel.ep = {experts}: does not divide the {gpus} GPUs of a stage, tp x cp x dp (write parallel.dp=)"
+    if isinstance(cut, int) and cut > 1 and gpus % (experts * cut) == 0:
+        put_in(plan, "parallel.etp", cut)
+        return ""
     return "" if cut == 1 else f"{name} {cut}"
 
 
@@ -180,7 +231,7 @@ def _recompute(facts: Facts, plan: dict[str, Any]) -> str:
     modules = set(str(text).split())
     if modules == {"core_attn"}:
         return ""
-    if modules >= _UP_PROJECTIONS and modules <= _UP_PROJECTIONS | {"moe_act"}:
+    if modules in _AS_UP_PROJECTIONS:
         plan["run"]["recompute"] = "up_projections"
         return ""
     if "core_attn" not in modules:
@@ -188,8 +239,11 @@ def _recompute(facts: Facts, plan: dict[str, Any]) -> str:
     return f"{name} {text}"
 
 
-_UP_PROJECTIONS = {"mla_up_proj", "layernorm"}
-"""Modules of Megatron-LM's that `recompute=up_projections` computes again, with activations of experts or without."""
+_AS_UP_PROJECTIONS = (
+    *({"mla_up_proj", "layernorm"}, {"mla_up_proj", "layernorm", "moe_act"}),
+    {"layernorm", "moe_act"},
+)
+"""Modules of Megatron-LM's that `recompute=up_projections` computes again, of latent attention, experts, or both."""
 
 
 def _gathers_beside(facts: Facts, plan: dict[str, Any]) -> str:
@@ -209,6 +263,7 @@ _RULES: tuple[Callable[[Facts, dict[str, Any]], str], ...] = (
     _attention_replicas,
     _experts_everywhere,
     _replicas,
+    _from_layout,
     _virtual_stages,
     _micro_batches,
     _experts_by_tp,
@@ -216,6 +271,8 @@ _RULES: tuple[Callable[[Facts, dict[str, Any]], str], ...] = (
 )
 
 _RULES_WITH: Mapping[str, Callable[[Facts, dict[str, Any]], str]] = {
+    "embedding_counts": _ends,
+    "waits_for_messages": _messages,
     "experts_everywhere": _experts_of_replicas,
     "attention_dp": _experts_cut,
     "attention_dp_of_tp": _experts_cut,

@@ -16,6 +16,7 @@ from dse.results.run_folder import CommandAnswer, writable
 from dse.results.words import cell
 from dse.space import get_path
 from dse_deploy.command import is_of_plan, keep, nearest, tool_named, with_words, write_all
+from dse_deploy.facts import ModelFacts
 from dse_deploy.planned_step import (
     BESIDE_A_PLAN,
     DEGREES,
@@ -81,9 +82,8 @@ def _export_plan(name: str, file: Path, words: Sequence[str]) -> ToolFiles:
     by_tool = ToolPlan(name, step, planned)
     written_plan, left_out = by_tool.without_losses(plan)
     by_tool.check_memory(written_plan)
-    return ToolFiles(
-        name, plan, written_plan, write_all(tools()[name], written_plan, file.name), step, planned, left_out
-    )
+    written = write_all(tools()[name], written_plan, file.name, ModelFacts.of(step.tree))
+    return ToolFiles(name, plan, written_plan, written, step, planned, left_out)
 
 
 def _check_beside(words: Sequence[str]) -> None:

@@ -23,6 +23,7 @@ from dse.results.run_folder import Outputs
 from dse.results.words import cell
 from dse.space import get_path
 from dse_deploy.command import nearest, write_all
+from dse_deploy.facts import ModelFacts
 from dse_deploy.settings import Written, tools
 from simulators.steps.backend import StepBackend
 from simulators.steps.build import iteration
@@ -38,8 +39,17 @@ from studies.plan.stacks import stack_words
 _OF_A_STEP = ("model", "system", "kernels", "simulator")  # groups of which one that is typed says which step is meant
 DEGREES = tuple(f"parallel.{name}" for name in ("tp", "pp", "dp", "cp", "ep", "zero"))
 """Degrees of parallelism, and the split of states."""
+ASSUMED: Mapping[str, Any] = {
+    **{"parallel.etp": 1, "parallel.ends": "beside", "parallel.context": "ring", "parallel.shard_gpus": None},
+    **dict.fromkeys(("run.precision", "run.sequence_length", "run.batch"), None),  # which a step always has
+    **{"run.micro_batches": None, "run.recompute": "none"},
+    **dict.fromkeys(("run.products", "run.scales", "run.weights", "run.kv_cache", "run.recompute_layers"), None),
+    **dict.fromkeys(("run.offloaded_layers", "run.gradients", "run.optimizer_states", "run.activations"), None),
+    **dict.fromkeys(("run.adapters", "run.chunk", "run.drafts"), None),
+}
+"""Knobs of a step that its plan rests on, and their values where a framework needs no setting."""
 _NO_LESS = 1 - 1e-9  # what is faster by less is as fast
-BESIDE_A_PLAN = ("run.mode", "run.batch", "run.sequence_length", "run.precision", "run.products")
+BESIDE_A_PLAN = ("run.mode", "run.batch", "run.sequence_length")
 """Knobs that say which step a plan is of, and are no choice of it."""
 
 
@@ -75,9 +85,11 @@ class PlannedStep:
         if composed.problems:
             raise ConfigError(composed.problems)
         typed = frozenset(text.lstrip("+").partition("=")[0] for text in texts)
-        backend = StepBackend()
-        backend.sections(composed_design(composed.tree))
-        return cls(next(iter(scenarios(composed_design(composed.tree)).values())), backend, typed)
+        backend, design = StepBackend(), composed_design(composed.tree)
+        backend.sections(design)
+        (tree, *_) = scenarios(design).values()
+        # choices of a plan may be those of another framework than the run's
+        return cls({**tree, "stack": None}, backend, typed)
 
     @property
     def mode(self) -> str:
@@ -85,11 +97,11 @@ class PlannedStep:
         return str(get_path(self.tree, "run.mode"))
 
     def with_context(self, plan: Plan) -> dict[str, Any]:
-        """A plan with what its step has beside it: degrees of parallelism, and choices that were typed."""
+        """A plan with what its step has beside it: degrees of parallelism, formats, and choices that were typed."""
         complete = {name: dict(entries) for name, entries in plan.items()}
-        for path in (*DEGREES, *(path for path in OFF if path in self.typed)):
+        for path in (*DEGREES, *ASSUMED, *(path for path in OFF if path in self.typed)):
             value = get_path(self.tree, path)
-            usual = OFF.get(path, 0 if path.endswith("zero") else 1)
+            usual = ASSUMED.get(path, OFF.get(path, 0 if path.endswith("zero") else 1))
             if get_path(complete, path) is None and value is not None and value != usual:
                 put_in(complete, path, value)
         return complete
@@ -219,7 +231,7 @@ class ToolPlan:
         return self.step.by(self.tool, by_tool, self.planned)
 
     def _files(self, plan: Plan) -> dict[str, Written]:
-        return write_all(tools()[self.tool], plan, "plan")
+        return write_all(tools()[self.tool], plan, "plan", ModelFacts.of(self.step.tree))
 
     def _names(self, plan: Plan, paths: frozenset[str]) -> list[str]:
         rows = (row for part in self._files(plan).values() for row in part.rows)

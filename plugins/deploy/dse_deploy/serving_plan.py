@@ -7,6 +7,7 @@ how many, whether those of prompts are apart, and what overlaps. Engines apart h
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from dse.space import get_path
 from dse.values import Frozen
 from dse_deploy.arguments import plain, scalar
 from dse_deploy.command import texts_of, with_words
+from dse_deploy.facts import ModelFacts
 from dse_deploy.reading import read
 from dse_deploy.settings import Setting, Tool, Written, tools, usual, write
 from studies.plan.plan_file import Plan, put_in
@@ -60,33 +62,21 @@ class EnginesApart(Frozen):
 
 
 class ServingFacts(Frozen):
-    """Settings of a serving software beside those of a step. launch: command of an engine, with the name of its file.
-
-    attention_dp, experts_everywhere: settings that say that engines share experts. inside: whether the software counts
-    the replicas of attention among the GPUs of tp.
-    """
+    """Settings of a serving software beside those of a step. launch: command of an engine with the name of its file."""
 
     launch: str
     settings: tuple[Setting, ...]
     apart: EnginesApart
-    inside: bool = False
-    attention_dp: str = ""
-    experts_everywhere: str = ""
 
-    def as_launched(self, plan: Plan) -> tuple[dict[str, Any], dict[str, bool]]:
-        """The plan of an engine with degrees as the software counts them, and the settings that say so."""
-        parallel = dict(plan["parallel"])
-        tp, dp, ep = (int(parallel.get(name) or 1) for name in ("tp", "dp", "ep"))
-        flags = {self.attention_dp: dp > 1, self.experts_everywhere: ep > 1}
-        if self.inside:
-            parallel["tp"] = tp * dp
-        return {**plan, "parallel": parallel}, {name: True for name, on in flags.items() if name and on}
 
-    def gpus(self, launched: Plan) -> int:
-        """GPUs of an engine, by degrees as the software counts them."""
-        names = ("tp", "pp") if self.inside else ("tp", "pp", "dp")
-        degrees = [int(launched["parallel"].get(name) or 1) for name in names]
-        return degrees[0] * degrees[1] * (degrees[2] if len(degrees) > 2 else 1)
+def _gpus(plan: Plan) -> int:
+    """GPUs of an engine: those of all replicas of attention that share its experts."""
+    return math.prod(int(plan["parallel"].get(name) or 1) for name in ("tp", "pp", "dp"))
+
+
+def _model(plan: Plan) -> ModelFacts:
+    """What settings need of the model of an engine: replicas of attention are of mixtures alone."""
+    return ModelFacts(experts=any(int(plan["parallel"].get(name) or 1) > 1 for name in ("ep", "dp")))
 
 
 @cache
@@ -170,10 +160,9 @@ class ServingFiles:
         plans, written = dict[str, Plan](), dict[str, Written]()
         for role in roles:
             path = f"{role}/{file.name}" if role else file.name
-            plans[path], flags = facts.as_launched(_of_engine(tree, role))
-            part = write(file, plans[path], head)
-            lines = (yaml.safe_dump(flags) if flags else "") + (facts.apart.text(role) if role else "")
-            written[path] = Written(part.text + lines, part.rows, part.unsaid)
+            plans[path] = _of_engine(tree, role)
+            part = write(file, plans[path], head, _model(plans[path]))
+            written[path] = Written(part.text + (facts.apart.text(role) if role else ""), part.rows, part.unsaid)
         return cls(name, tree, plans, written)
 
     def lines(self) -> Iterator[str]:
@@ -182,7 +171,7 @@ class ServingFiles:
         front = "".join(f"{name}={value} " for name, value in variables.values())
         for path, plan in self.plans.items():
             count = engines.get("prefill_replicas" if path.startswith("prefill/") else "replicas")
-            engine_text = f"{count or 'as many as the GPUs allow'}, of {facts.gpus(plan)} GPUs each"
+            engine_text = f"{count or 'as many as the GPUs allow'}, of {_gpus(plan)} GPUs each"
             yield f"engines: {engine_text}: {front}{facts.launch.format(file=path)}"
         software = self.tree["server"].get("name") or self.name
         if software != self.name:

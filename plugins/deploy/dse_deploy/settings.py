@@ -22,6 +22,7 @@ from dse.config.options import load_yaml
 from dse.errors import ConfigError, Problem, Problems
 from dse.space import get_path
 from dse.values import Frozen
+from dse_deploy.facts import COVERED, FACTS, UNKNOWN, ModelFacts
 from dse_deploy.user_buffers import LAYERS, METHODS, layers_of, sites_of, with_all_sums
 from simulators.steps.choices import OFF
 from simulators.steps.sites import SERIAL, SITES, read_schedule
@@ -57,7 +58,8 @@ class Setting(Frozen):
     sites overlap. disables: it is on where none of its sites overlaps and others do. also: values of other knobs that
     go with it. sites, families, knob, schedule: see `conf/data/framework_settings.yaml`. synonyms: other values that
     are read, and the value of the knob. fact: what a launch says of which knobs follow (`derived`), in place of `path`.
-    read_only: never written. changes: a value that no knob has changes a step. several: its value is all words up to
+    written_as: the fact that is written in place of the knob that is read (`facts`). read_only: never written.
+    changes: a value that no knob has changes a step. several: its value is all words up to
     the next option. A setting with a constant and without path names a file of the tool. means: value of the knob ->
     other knobs that are read with it. beyond: value of the knob -> what it changes that no knob says. usual: values
     that leave all as it is. later: the file that it names counts over the launch. factors: knobs whose product is
@@ -81,6 +83,7 @@ class Setting(Frozen):
     also: Mapping[str, str | int] = {}
     synonyms: Mapping[str, str | int | bool] = {}
     fact: str = ""
+    written_as: str = ""
     read_only: bool = False
     changes: bool = False
     several: bool = False
@@ -91,8 +94,14 @@ class Setting(Frozen):
     factors: tuple[str, ...] = ()
     writes: Mapping[str | int | bool, str | int | bool] = {}
 
-    def value_for(self, plan: Plan) -> Any:
+    def value_for(self, plan: Plan, model: ModelFacts = UNKNOWN) -> Any:
         """Value of the setting for a plan; None where the plan does not say it, or the setting has no value for it."""
+        if fact := self.written_fact:
+            return FACTS[fact](plan, model)
+        return self._said(plan)
+
+    def _said(self, plan: Plan) -> Any:
+        """The value of a setting that says knobs of a plan as they are."""
         if self.factors:
             numbers = [get_path(plan, path) for path in self.factors]
             return prod(numbers) if all(isinstance(number, int) for number in numbers) else None
@@ -108,6 +117,12 @@ class Setting(Frozen):
         if value is None or not values:
             return value
         return next((setting for knob, setting in values.items() if _same(knob, value)), None)
+
+    @property
+    def written_fact(self) -> str:
+        """The fact of a plan that is written; "" where the setting says knobs of a plan as they are."""
+        name = self.written_as or ("" if self.path or self.read_only else self.fact)
+        return name if name in FACTS else ""
 
     def _of_sites(self, plan: Plan) -> Any:
         if "sites" not in plan:
@@ -130,9 +145,9 @@ class Setting(Frozen):
                 yield site, text
 
     def paths(self, plan: Plan) -> list[str]:
-        """Paths of a plan that the setting says something of."""
-        if self.value_for(plan) is None:
-            return []
+        """Paths of a plan that the setting, which has a value for it, says something of."""
+        if self.written_fact:
+            return [path for path in COVERED.get(self.written_fact, ()) if get_path(plan, path) is not None]
         if self.path == "sites":
             return [f"sites.{site}" for site, _ in self._overlapped(plan)]
         return [self.path, *(path for path in self.also if get_path(plan, path) is not None)]
@@ -252,9 +267,10 @@ class Written:
     unsaid: frozenset[str]
 
 
-def write(file: SettingsFile, plan: Plan, head: str) -> Written:
-    """A file of settings for a plan. head: lines of comment above. Raises ConfigError."""
-    rows = list(_layer_rows(plan, together=file.together) if file.format == "user_buffers" else _rows(file, plan))
+def write(file: SettingsFile, plan: Plan, head: str, model: ModelFacts = UNKNOWN) -> Written:
+    """A file of settings for a plan of a model. head: lines of comment above. Raises ConfigError."""
+    by_layer = file.format == "user_buffers"
+    rows = list(_layer_rows(plan, together=file.together) if by_layer else _rows(file, plan, model))
     covered = {path for row in rows for path in row.paths}
     text = _comment(head) + _TEXTS[file.format](rows)
     return Written(text, rows, frozenset(path for path, _ in leaves_of(plan)) - covered)
@@ -264,9 +280,9 @@ def _comment(head: str) -> str:
     return "".join(f"# {line}\n" for line in head.splitlines())
 
 
-def _rows(file: SettingsFile, plan: Plan) -> Iterator[Row]:
+def _rows(file: SettingsFile, plan: Plan, model: ModelFacts) -> Iterator[Row]:
     for setting in file.settings:
-        value = setting.value_for(plan)
+        value = setting.value_for(plan, model)
         if value is not None:
             unverified = ", from memory, unverified" if setting.provenance == "memory" else ""
             yield Row(setting.name, value, setting.paths(plan), setting.meaning, f"{setting.source}{unverified}")
@@ -311,7 +327,7 @@ def _arguments_text(rows: Sequence[Row]) -> str:
     """One argument a line; an option that is off is a comment."""
     lines = []
     for row in rows:
-        line = row.name if row.value is True else f"{row.name} {row.value}"
+        line = row.name if row.value is True else f"{row.name} {shlex.quote(str(row.value))}"
         lines.append(f"# {row.note}\n" + (f"# {row.name} off" if row.value is False else line))
     return "".join(f"{line}\n" for line in lines)
 

@@ -20,7 +20,9 @@ from dse.errors import ConfigError
 from dse.space import get_path
 from dse_deploy import user_buffers
 from dse_deploy.command import nearest, write_all
+from dse_deploy.derived import stage_sizes
 from dse_deploy.export import ToolFiles, answer
+from dse_deploy.facts import pipeline_layout
 from dse_deploy.planned_step import PlannedStep, ToolPlan
 from dse_deploy.reading import read
 from dse_deploy.settings import tools
@@ -107,7 +109,7 @@ def test_files_are_what_their_formats_are(name: str, plan: dict[str, Any]) -> No
             assert all(re.fullmatch(r"[A-Z_]+=\S+", word) for word in words[1::2])
         else:
             lines = [line for line in text.splitlines() if not line.startswith("#")]
-            assert all(re.fullmatch(r"--[a-z-]+( [\w.]+)?", line) for line in lines)
+            assert all(re.fullmatch(r"--[a-z0-9-]+( [\w.]+| '[\w .*|]+')?", line) for line in lines)
 
 
 @pytest.mark.parametrize("name", OF_PLANS)
@@ -284,7 +286,10 @@ def test_settings_without_which_the_step_is_faster_are_not_written(
     step = ["model=llama3_8b", "system=h100_8", "run.mode=decode", "run.batch=64", "run.sequence_length=4096"]
     assert main(["settings", "export", "plan=plan.yaml", "to=vllm", *step]) == 0
     answer = capsys.readouterr().out
-    assert yaml.safe_load(Path("outputs/export/vllm/vllm.yaml").read_text()) == {"tensor-parallel-size": 8}
+    assert yaml.safe_load(Path("outputs/export/vllm/vllm.yaml").read_text()) == {
+        "dtype": "bfloat16",
+        "tensor-parallel-size": 8,
+    }
     assert re.search(r"a step of llama3_8b: planned [\d.]+ ms, by vLLM [\d.]+ ms, serial [\d.]+ ms", answer)
     assert "not written, as the step is slower with it: compilation-config.pass_config.enable_sp, comp" in answer
     assert "nearest: sites.ffn_in = serial, not signalled comm_engine=cu sender=tiles" in answer
@@ -686,9 +691,9 @@ def test_what_follows_from_several_settings_of_a_launch_is_in_the_plan(
     assert plan["run"] == run
     assert plan["sites"]["attention_out"].startswith("uniform_fused_1d num_chunks=2")
     changes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("changes a step")]
-    assert len(changes) == 2  # experts are cut by tp, too, and gathers of weights that are not split
+    assert len(changes) == 1  # gathers of weights that are not split
     assert any("--overlap-param-gather" in line for line in changes)
-    assert any("--expert-tensor-parallel-size (as tp, by default) 8" in line for line in changes)
+    assert plan["parallel"]["etp"] == 8  # experts are cut by tp, too, by default
 
 
 def parallel_of(text: str, *words: str) -> Any:
@@ -723,7 +728,8 @@ def test_virtual_stages_count_the_embedding_and_the_loss_where_they_are_layers(
     monkeypatch.chdir(tmp_path)
     text = "x --num-layers 126 --pipeline-model-parallel-size 16 --num-layers-per-virtual-pipeline-stage 4"
     text += " --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
-    assert parallel_of(text) == {"pp": 16, "pipeline": "interleaved", "virtual_stages": 2}
+    knobs = {"pp": 16, "pipeline": "interleaved", "virtual_stages": 2, "ends": "layers", "messages": "beside"}
+    assert parallel_of(text) == knobs
     assert parallel_of("x --pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 1") == {"pp": 4}
 
 
@@ -989,7 +995,8 @@ def test_overlaps_of_serving_are_set_as_the_answer_of_its_plan_names_them(
         line = f"{option[2:]}: true" if option.startswith("--") else option
         assert (f": {option} " in printed) if is_variable else (f"\n{line}\n" in f"\n{text}")
         assert not re.search(r"no setting for (parallel.(collectives|exchanges)|engines)", printed)
-        assert "needs no setting for run.weights = fp8 with a checkpoint in fp8" in printed
+        by_itself = "needs no setting for run.weights = fp8 with a checkpoint in fp8" in printed
+        assert by_itself == (name == "tensorrt_llm") == ("quantization: fp8" not in text)
         assert "nvls" not in text
         read = ["settings", "import", "settings=theirs", f"from={name}", "serving=true", "out=back.yaml"]
         assert main(read) == 0
@@ -1009,3 +1016,48 @@ def test_a_plan_of_serving_is_refused_where_it_says_nothing(
     assert "is no serving software" in capsys.readouterr().err
     assert main(["settings", "import", "settings=empty.sh", "from=vllm", "serving=true"]) == 2
     assert main(["settings", "import", "settings=empty.sh", "from=vllm", "serving=maybe"]) == 2
+
+
+@given(layers=st.integers(1, 130), stages=st.integers(1, 64), ends=st.sampled_from([0, 2]))
+def test_layers_of_stages_by_name_are_all_layers_and_come_back(layers: int, stages: int, ends: int) -> None:
+    if layers + ends < 2 * stages or (stages == 1 and ends):
+        reject()
+    text = pipeline_layout(layers, stages, ends=ends)
+    assert text.startswith("E") and text.endswith("L") and text.count("|") == stages - 1
+    sizes = stage_sizes(text)
+    assert sizes is not None and sum(sizes) == layers and len(sizes) == stages
+    assert stage_sizes(text.replace("t*2", "tt")) == sizes
+
+
+def test_a_published_layout_is_read() -> None:
+    assert stage_sizes("Et*4|(t*4|)*14tmL") == [*[4] * 15, 1]  # DeepSeek-V3 of Megatron-Bridge, 61 layers on 16 stages
+
+
+@pytest.mark.parametrize("name", ["megatron", "vllm", "sglang", "tensorrt_llm", "torch"])
+def test_what_a_plan_rests_on_is_written_or_told(
+    name: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training = name in ("megatron", "torch")
+    parallel = {"tp": 1, "pp": 1, "dp": 8, "ep": 8, **({"zero": 1 if name == "megatron" else 3} if training else {})}
+    run = {"products": "fp8", "precision": "bf16", **({} if training else {"weights": "fp8", "kv_cache": "fp8"})}
+    (elsewhere / "plan.yaml").write_text(yaml.safe_dump({"parallel": parallel, "run": run}))
+    step = ["model=qwen3_30b_a3b", "system=h100_8", f"run.mode={'training' if training else 'decode'}"]
+    assert main(["settings", "export", "plan=plan.yaml", f"to={name}", "out=theirs", *step]) == 0
+    text = "".join(path.read_text() for path in (elsewhere / "theirs").iterdir())
+    printed = " ".join(capsys.readouterr().out.split())
+    words = {
+        "megatron": [
+            "--expert-model-parallel-size 8",
+            "--expert-tensor-parallel-size 1",
+            "--fp8-format hybrid",
+            "--bf16",
+        ],
+        "vllm": ["enable-expert-parallel: true", "quantization: fp8", "kv-cache-dtype: fp8", "data-parallel-size: 8"],
+        "sglang": ["enable-dp-attention: true", "tp-size: 8", "dp-size: 8", "ep-size: 8", "quantization: fp8"],
+        "tensorrt_llm": ["enable_attention_dp: true", "tensor_parallel_size: 8", "moe_expert_parallel_size: 8"],
+        "torch": ["EXPERT_PARALLEL_DEGREE = 8", "QUANTIZED_LINEAR = 'float8'", "DATA_PARALLEL = 'fully_shard'"],
+    }[name]
+    assert [word for word in words if word not in text] == []
+    for path, value in leaves_of({"parallel": parallel, "run": run}):
+        said = path in printed or path == "parallel.pp"
+        assert said, (path, value)

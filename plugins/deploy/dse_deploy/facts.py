@@ -1,0 +1,149 @@
+"""Settings of a launch that follow from several knobs of a plan, or from its model: what `derived` reads, written.
+
+A fact has a name (`fact` in `conf/data/framework_settings.yaml`) and a value for a plan; None where it says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dse.space import get_path
+from studies.plan.plan_file import Plan
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What settings need of a model: layers, and whether it has experts and latent attention; None where unknown."""
+
+    layers: int | None = None
+    experts: bool = False
+    latent: bool = False
+
+    @classmethod
+    def of(cls, tree: Mapping[str, Any] | None) -> ModelFacts:
+        """Build from the tree of a step; nothing is known without one."""
+        model = {} if tree is None else tree.get("model", {})
+        layers = model.get("layers")
+        return cls(None if layers is None else int(layers), bool(model.get("moe")), bool(model.get("latent")))
+
+
+UNKNOWN = ModelFacts()
+"""Of no model."""
+
+
+def _degree(plan: Plan, name: str) -> int:
+    value = get_path(plan, f"parallel.{name}")
+    return value if isinstance(value, int) and value >= 1 else 1
+
+
+def _is_mixture(plan: Plan, model: ModelFacts) -> bool:
+    return model.experts or _degree(plan, "ep") > 1
+
+
+def _experts_everywhere(plan: Plan, model: ModelFacts) -> bool | None:
+    return True if _degree(plan, "ep") > 1 else None
+
+
+def _attention_dp(plan: Plan, model: ModelFacts) -> bool | None:
+    return True if _is_mixture(plan, model) and _degree(plan, "dp") > 1 else None
+
+
+def _expert_tp(plan: Plan, model: ModelFacts) -> int | None:
+    return _degree(plan, "etp") if _degree(plan, "ep") > 1 else None
+
+
+def _gpus_of_tp(plan: Plan, model: ModelFacts) -> int | None:
+    """GPUs of tp, among which replicas of attention are counted."""
+    if get_path(plan, "parallel.tp") is None:
+        return None
+    return _degree(plan, "tp") * (_degree(plan, "dp") if _attention_dp(plan, model) else 1)
+
+
+def _layers(plan: Plan, model: ModelFacts) -> int | None:
+    return model.layers if _degree(plan, "pp") > 1 else None
+
+
+def _virtual(plan: Plan) -> int:
+    interleaved = get_path(plan, "parallel.pipeline") == "interleaved"
+    return _degree(plan, "virtual_stages") if interleaved else 1
+
+
+def _counted_ends(plan: Plan) -> int:
+    """Ends that count as layers where these are split."""
+    return 2 if get_path(plan, "parallel.ends") == "layers" and _degree(plan, "pp") > 1 else 0
+
+
+def _is_uneven(plan: Plan, model: ModelFacts) -> bool:
+    stages = _degree(plan, "pp") * _virtual(plan)
+    return model.layers is not None and (model.layers + _counted_ends(plan)) % stages != 0
+
+
+def _ends_count(plan: Plan, model: ModelFacts) -> bool | None:
+    return True if _counted_ends(plan) and not _is_uneven(plan, model) else None
+
+
+def _even_virtual_stages(plan: Plan, model: ModelFacts) -> int | None:
+    return _virtual(plan) if _virtual(plan) > 1 and not _is_uneven(plan, model) else None
+
+
+def pipeline_layout(layers: int, stages: int, *, ends: int = 0) -> str:
+    """Layers of each (virtual) stage in the words of Megatron-LM: E and L embedding and loss, t a layer, | between.
+
+    Stages differ by a layer at most, the larger ones first. ends: 2 where both count as layers.
+    """
+    each, more = divmod(layers + ends, stages)
+    sizes = [each + (place < more) for place in range(stages)]
+    if ends:
+        sizes[0], sizes[-1] = sizes[0] - 1, sizes[-1] - 1
+    parts = ["t" if size == 1 else f"t*{size}" if size else "" for size in sizes]
+    parts[0] = f"E{parts[0]}"
+    parts[-1] = f"{parts[-1]}L"
+    return "|".join(parts)
+
+
+def _layout(plan: Plan, model: ModelFacts) -> str | None:
+    if not _is_uneven(plan, model) or model.layers is None:
+        return None
+    return pipeline_layout(model.layers, _degree(plan, "pp") * _virtual(plan), ends=_counted_ends(plan))
+
+
+def _waits_for_messages(plan: Plan, model: ModelFacts) -> bool | None:
+    return True if _virtual(plan) > 1 and get_path(plan, "parallel.messages") == "waited" else None
+
+
+def _recomputed_modules(plan: Plan, model: ModelFacts) -> str | None:
+    if get_path(plan, "run.recompute") != "up_projections" or not (model.latent or model.experts):
+        return None
+    return " ".join([*(["mla_up_proj"] if model.latent else []), "layernorm", *(["moe_act"] if model.experts else [])])
+
+
+FACTS: Mapping[str, Callable[[Plan, ModelFacts], Any]] = {
+    "experts_everywhere": _experts_everywhere,
+    "attention_dp": _attention_dp,
+    "attention_dp_of_tp": _attention_dp,
+    "gpus_of_tp": _gpus_of_tp,
+    "expert_tp": _expert_tp,
+    "layers": _layers,
+    "embedding_counts": _ends_count,
+    "loss_counts": _ends_count,
+    "even_virtual_stages": _even_virtual_stages,
+    "pipeline_layout": _layout,
+    "waits_for_messages": _waits_for_messages,
+    "recomputed_modules": _recomputed_modules,
+}
+"""Fact -> its value for a plan of a model."""
+COVERED: Mapping[str, tuple[str, ...]] = {
+    "experts_everywhere": ("parallel.ep",),
+    "attention_dp": ("parallel.dp",),
+    "attention_dp_of_tp": ("parallel.dp",),
+    "gpus_of_tp": ("parallel.tp",),
+    "expert_tp": ("parallel.etp",),
+    "embedding_counts": ("parallel.ends",),
+    "even_virtual_stages": ("parallel.virtual_stages", "parallel.pipeline"),
+    "pipeline_layout": ("parallel.virtual_stages", "parallel.pipeline", "parallel.ends"),
+    "waits_for_messages": ("parallel.messages",),
+    "recomputed_modules": ("run.recompute",),
+}
+"""Fact -> knobs of a plan that it says."""
