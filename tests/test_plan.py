@@ -27,7 +27,7 @@ from simulators.steps.given import AS_GIVEN, with_values
 from simulators.steps.scenarios import scenarios
 from simulators.steps.sites import SITES
 from studies.plan import _gains as gains_of_choices
-from studies.plan import ways_today
+from studies.plan.answer import ways_today
 from studies.plan.certainty import DrawnPlan, as_decided
 from studies.plan.fitting import does_not_fit
 from studies.plan.judged import PlanJudgement, composed_design, judgements
@@ -60,9 +60,10 @@ def test_a_plan_is_printed_written_and_taken_up_again(tmp_path: Path, capsys: py
     output = capsys.readouterr().out
     plan = plan_of(outputs)
     assert plan.gain >= 1
-    assert "llama3_8b: prefill of 1 sequence of 2,048 tokens in bf16, " in output
-    assert re.search(r"a step, \d\.\d\dx \(\d\.\d\d–\d\.\d\d\) faster", output)
-    assert "probability that no other setting is faster: " in output
+    assert re.search(r"llama3_8b on 8 x h100: [\d.]+ ms a step", output)
+    assert "step: prefill of 1 sequence of 2,048 tokens in bf16" in output
+    assert re.search(r"(so this is \d\.\d\dx \(\d\.\d\d–\d\.\d\d\) faster|as fast .*as vLLM as it comes)", output)
+    assert re.search(r"turn on: .+\nsure: (over )?\d+ % that no other setting is faster", output)
     for way in ways_today(plan):
         assert way.partition("(")[0].split()[1] in output
     content = yaml.safe_load((outputs.folder / "plan.yaml").read_text("utf-8"))
@@ -99,7 +100,7 @@ def test_a_plan_keeps_what_stands_out_and_leaves_off_what_nobody_could_tell(
     assert ("within the noise: keep what you have" in output) == (not decision["decided"])
     assert ("to decide it, measure " in output) == bool(decision["measure"])
     again = planned(tmp_path, *words, "store=sqlite", "decide.samples=0")
-    assert "probability" not in capsys.readouterr().out
+    assert "sure: " not in capsys.readouterr().out
     assert again.read_json("summary")["decisions"] == {}
 
 
@@ -118,7 +119,7 @@ def test_a_step_that_is_kept_as_it_comes_gains_exactly_nothing(
         ):  # then all others are as planned
             values = {path: plain(second[path]) for path in choice.off if path in plan.table}
             assert evaluated(plan, plan.best, values)["iteration_s"] == pytest.approx(float(second["iteration_s"]))
-    assert "a step, as fast as before (" in output and "of 2025 (stack=vllm), fitted on three prefills" in output
+    assert "as fast as vLLM as it comes" in output and "of 2025 (stack=vllm), fitted on three prefills" in output
 
 
 @pytest.mark.parametrize(

@@ -272,8 +272,13 @@ def _metric(row: Any, name: str, record: Mapping[str, Any], *, decision: Decisio
 
 
 def fastest_in_words(decision: Decision | None) -> str:
-    """Probability that a winner is the fastest, in words: `93 %`."""
-    return "–" if decision is None else f"{100 * decision.fastest:.0f} %"
+    """Probability that a winner is the fastest, in words: `93 %`; draws of errors never make it certain."""
+    if decision is None:
+        return "–"
+    return "over 99 %" if decision.fastest > _SURE else f"{100 * decision.fastest:.0f} %"
+
+
+_SURE = 0.99  # beyond it, errors that were not drawn matter more
 
 
 def _advice_lines(scenarios: Iterable[Any], choices: Sequence[Decision | None]) -> Iterator[str]:

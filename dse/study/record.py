@@ -53,6 +53,10 @@ def write_files(planned: Plan, findings: Findings, *, outputs: Outputs) -> None:
         {
             "study": settings.study.name,
             "question": _question(planned),
+            "typed": {
+                "overrides": list(planned.request.overrides),
+                "config_dir": None if planned.request.folder is None else str(planned.request.folder),
+            },
             "goals": dict(planned.goals),
             "shown": list(settings.study.summary),
             "gain": _gain(planned),

@@ -13,22 +13,22 @@ from simulators.steps.sites import SERIAL, SITES
 
 CHOICES: Mapping[str, Mapping[str, Any]] = {
     **{name: {f"sites.{name}": SERIAL} for name in SITES},
-    "tokens": {"parallel.sequence_parallel": False},
-    "sums": {"parallel.collectives": "library"},
-    "halves of prompts": {"parallel.split_ctas": 0},
-    "gradients": {"parallel.reductions": "after"},
-    "sums during weight gradients": {"parallel.backward_sums": "waited"},
-    "split weights": {"parallel.prefetch": False},
-    "kept weights": {"parallel.reshard": True},
-    "update": {"optimizer.in_backward": False},
-    "pipeline": {"parallel.pipeline": "1f1b", "parallel.virtual_stages": 1},
-    "exchanges of experts": {"parallel.exchanges": "waited"},
-    "messages": {"parallel.messages": "waited"},
+    "sequence parallelism": {"parallel.sequence_parallel": False},
+    "all-reduce": {"parallel.collectives": "library"},
+    "two micro-batches of tokens": {"parallel.split_ctas": 0},
+    "gradient reduction": {"parallel.reductions": "after"},
+    "backward sums": {"parallel.backward_sums": "waited"},
+    "weight prefetch": {"parallel.prefetch": False},
+    "resharding": {"parallel.reshard": True},
+    "optimizer step": {"optimizer.in_backward": False},
+    "pipeline schedule": {"parallel.pipeline": "1f1b", "parallel.virtual_stages": 1},
+    "expert all-to-all": {"parallel.exchanges": "waited"},
+    "pipeline messages": {"parallel.messages": "waited"},
 }
 """What a step may overlap: name of a choice -> its knobs with their values where nothing is done."""
 OFF: Mapping[str, Any] = {path: value for knobs in CHOICES.values() for path, value in knobs.items()}
 """Every knob of these -> its value where nothing is done."""
-DECIDING = ("tokens", "sums", "halves of prompts", "exchanges of experts")
+DECIDING = ("sequence parallelism", "all-reduce", "two micro-batches of tokens", "expert all-to-all")
 """Choices that sites, or others that decide of sites, need."""
 
 _SEVERAL = AtLeast(2)

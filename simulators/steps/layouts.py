@@ -26,7 +26,7 @@ from dse.backend import Tree
 from dse.errors import ConfigError, Problem, Problems
 from dse.space import get_path
 from dse.values import Frozen, put
-from dse.values.units import Integer
+from dse.values.units import Integer, Number
 from simulators.steps.design import StepDesign
 from simulators.steps.iteration import Iteration
 from simulators.steps.sites import SITES, site_condition
@@ -52,13 +52,15 @@ _LEAN: Mapping[str, Sequence[Any]] = {"zero": (3,), "recompute": ("all",)}
 class LayoutSection(Frozen):
     """The section `layouts`. auto: whether layouts are chosen. gpus: all of them; None for those of the system.
 
-    most: layouts whose schedules are searched. probe: schedule with which they are ranked. fixed: values of `Layout`
+    most: layouts whose schedules are searched. room: share of a GPU's memory that a layout may take where none takes
+    less than all of it. probe: schedule with which they are ranked. fixed: values of `Layout`
     that are not chosen.
     """
 
     auto: bool = False
     gpus: Annotated[Integer, Field(ge=1, le=2**20)] | None = None
     most: Annotated[Integer, Field(ge=1, le=1000)] = 2
+    room: Annotated[Number, Field(ge=1, le=2)] = 1.0
     probe: str = "serial"
     fixed: Mapping[str, int | str] = Field(default_factory=dict)
 
@@ -150,7 +152,11 @@ class Candidates:
     @property
     def fitting(self) -> Candidates:
         """Layouts that fit."""
-        places = np.flatnonzero(self.memory_share <= 1).tolist()
+        return self.within(1.0)
+
+    def within(self, room: float) -> Candidates:
+        """Layouts that take no more than a share of the memory."""
+        places = np.flatnonzero(self.memory_share <= room).tolist()
         return Candidates(
             [self.layouts[at] for at in places], self.seconds[places], self.memory_share[places], self.reasons
         )
@@ -195,7 +201,7 @@ class LayoutQuestion:
         Of layouts with equal tp, pp and ep, whose schedules hardly differ, the best is taken alone.
         """
         serial = self.candidates()
-        fitting = serial.fitting
+        fitting = serial.fitting if serial.fitting.layouts else serial.within(self.asked.room)
         if not fitting.layouts:
             raise ConfigError([self.why_none(serial)])
         ranked = np.argsort(fitting.seconds, kind="stable").tolist()

@@ -10,38 +10,29 @@ A step that fits in no point is no plan: the answer is by how much, and what fit
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dse.errors import ConfigError, Problem, Problems
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables, timelines
-from dse.results.answer import fastest_in_words
-from dse.results.decisions import Decision, gain_text
+from dse.results.decisions import gain_text
 from dse.results.run_folder import CommandAnswer, FinishedRun, Outputs
-from dse.results.words import AS_FAST, cell, gain_in_words
-from dse.space import get_path
-from simulators.steps.backend import StepBackend
+from dse.results.words import AS_FAST, cell
 from simulators.steps.choices import OFF
 from simulators.steps.given import AS_GIVEN
-from simulators.steps.ideal import ideal_seconds
-from simulators.steps.implementations import implementation
 from simulators.steps.iteration import Iteration
-from simulators.steps.layouts import Layout, LayoutQuestion, LayoutSection, usual
-from simulators.steps.sites import SERIAL, place_of, read_schedule
 from simulators.steps.task_graph import intervals
 from studies.plain import Plain
+from studies.plan.answer import again_line, plan_lines
 from studies.plan.certainty import as_decided, decide
 from studies.plan.fitting import does_not_fit
-from studies.plan.flips import Uncertain
 from studies.plan.judged import answer as judgement
 from studies.plan.judged import decide_given, given_plan, is_judged, judgements, times_figure
 from studies.plan.plan_file import all_leaves, check_plan, over_step, read_plan, step_of_run
-from studies.plan.stacks import measured_line, named, software_line, stack_words, tool_facts, ways
-from studies.plan.step_plan import MEMORY, SITE_PATHS, TIME, StepPlan, alone_rows, plans, rates_of_a_gpu
-from studies.plan.stored_weights import stored_line
-from studies.plan.texts import next_best, next_best_text, work_text
+from studies.plan.stacks import stack_words, tool_facts
+from studies.plan.step_plan import alone_rows, plans
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +40,6 @@ if TYPE_CHECKING:
 
     from dse.study.plan import Plan
 
-_TIE = 0.02  # of the step: what is closer than this is within what the constants are known to
 _AROUND = 1  # layer whose tasks are drawn
 
 
@@ -65,7 +55,8 @@ class PlanStudy(Plain):
 
     def answer(self, outputs: Outputs, table: pd.DataFrame) -> Iterator[Table | str]:
         """Yield, for each scenario, the step before and after, and a row for each choice."""
-        config, decisions = outputs.read_config(), outputs.read_json("summary").get("decisions")
+        config, summary = outputs.read_config(), outputs.read_json("summary")
+        decisions = summary.get("decisions")
         if is_judged(table):
             for judged in judgements(table, config, decisions):
                 yield from judgement(judged) if judged.fits else does_not_fit(judged.name, judged.trees[AS_GIVEN])
@@ -74,22 +65,7 @@ class PlanStudy(Plain):
             if not plan.fits:
                 yield from does_not_fit(plan.name, plan.point_tree(plan.leanest))
                 continue
-            yield _before_and_after(plan)
-            if plan.before is not plan.serial:
-                yield _nothing_overlapped(plan)
-            yield from filter(None, [software_line(plan.config)])
-            if published := measured_line(plan.point_tree(plan.best)):
-                yield published
-            yield from _how_sure(plan)
-            yield stored_line(plan.design(plan.best), plan.best)
-            if plan.choices:
-                yield _choices_table(plan)
-                yield "alone: against a step with nothing overlapped but what the choice needs"
-            if _is_of_software(plan):
-                yield from _costs_of_software(plan)
-                yield _ideal_line(plan)
-            yield from _other_layouts(plan)
-            yield from ways_today(plan)
+            yield from plan_lines(plan, again=again_line(plan, summary["typed"]))
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
         """The gain of each site, alone and together; of a given plan, its time beside what it is compared with."""
@@ -117,203 +93,6 @@ class PlanStudy(Plain):
                 before, after = (_layer(plan.step(row)) for row in (plan.serial, plan.best))
                 if not before.equals(after):  # else there is nothing to see
                     yield "layer", partial(_layer_figure, plan.name, (before, after))
-
-
-def _is_of_software(plan: StepPlan) -> bool:
-    """Tell whether schedules of sites that were searched are those of software."""
-    texts = {str(text) for path in SITE_PATHS if path in plan.table for text in plan.table[path].dropna()}
-    return any(implementation(text.partition(" ")[0]) for text in texts)
-
-
-def _costs_of_software(plan: StepPlan) -> Iterator[str]:
-    """Yield what each chosen software adds to what the hardware takes, and where these numbers are from."""
-    yield from filter(None, dict.fromkeys(_costs_at(site, text) for site, text in plan.sites.items()))
-
-
-def _costs_at(site: str, text: str) -> str:
-    software = implementation(text.partition(" ")[0])
-    if software is None:
-        return ""
-    costs = [f"{knob} {value} ({kind})" for knob, value, kind in software.constants(place_of(software, site))]
-    return f"{software.name} costs: {', '.join(costs) or 'nothing more'} (conf/implementation)"
-
-
-def _ideal_line(plan: StepPlan) -> str:
-    """A line on the time of the step with ideal schedules."""
-    seconds, now = ideal_seconds(plan.point_tree(plan.best)), float(plan.best[TIME])
-    if seconds >= now:
-        return "with ideal schedules, limited by the hardware alone, the step is no faster"
-    gain = gain_in_words(now / seconds)
-    return f"with ideal schedules, limited by the hardware alone: {cell(seconds, 's')}, {gain} (candidates=ideal)"
-
-
-def _before_and_after(plan: StepPlan) -> str:
-    before, best = plan.before, plan.best
-    memory = f", {100 * best[MEMORY]:.0f} % of the memory" if MEMORY in best else ""
-    rates = [f"{row['tokens_per_s']:,.0f}" for row in (before, best) if "tokens_per_s" in best]
-    rate = f" ({_change(*rates)} tokens/s)" if rates else ""
-    times = f"{_change(*(cell(row[TIME], 's') for row in (before, best)))} a step"
-    gain = gain_text(plan.gain, plan.decision.get("low"), plan.decision.get("high"))
-    gain += " as before" if gain == AS_FAST else ""
-    return f"{plan.name}: {work_text(plan)}, {times}, {gain}{rate}{memory}{rates_of_a_gpu(best)}{_in_layouts(plan)}"
-
-
-def _change(before: str, after: str) -> str:
-    return before if before == after else f"{before} to {after}"
-
-
-def _how_sure(plan: StepPlan) -> Iterator[str]:
-    """Yield how probable it is that a plan is the fastest, and what was left off as within the noise."""
-    if not plan.decision:
-        return
-    decision = Decision.read(plan.decision)
-    guesses = [kind for kind, basis in decision.basis.items() if basis == "a guess"]
-    guessed = f" (errors of {' and '.join(guesses)} are a guess)" if guesses else ""
-    left = plan.decision.get("left_off")
-    other = "setting but those left off" if left else "other setting"
-    yield f"probability that no {other} is faster: {fastest_in_words(decision)}{guessed}"
-    if decision.advice:
-        changed = decision.spans_one and plan.gain != 1
-        software = "nothing overlapped" if plan.before is plan.serial else f"{named(plan.config)} as it comes"
-        yield f"the gain over {software} is {decision.advice}" if changed else decision.advice
-        system = plan.config["system"]
-        if measure := decision.measurement(str(system["name"]), int(system["node"]["num_gpus"])):
-            yield measure
-    if left:
-        texts = "; ".join(f"{choice} {text}" for choice, text in left.items())
-        yield f"left off, within the noise: {texts}"
-
-
-def _nothing_overlapped(plan: StepPlan) -> str:
-    """A line on what the step would take with nothing overlapped."""
-    seconds = float(plan.serial[TIME])
-    gain = gain_text(seconds / float(plan.best[TIME]), *plan.decision.get("over_serial", (None, None)))
-    return f"before: {named(plan.config)} as it comes; with nothing overlapped {cell(seconds, 's')}, {gain}"
-
-
-def _in_layouts(plan: StepPlan) -> str:
-    """The layouts before and after, where they were chosen."""
-    if not plan.chooses_layouts:
-        return ""
-    before, after = plan.layout(plan.serial), plan.layout(plan.best)
-    work = f"{after.gpus} GPUs, {after.sequences} sequence{'s' * (after.sequences != 1)} a step"
-    was = "the same" if before == after else before.name
-    return f"; {work}: {after.name} (before, with nothing overlapped: {was})"
-
-
-def _choices_table(plan: StepPlan) -> Table:
-    """A row for each choice, and one for the layout."""
-    from rich.table import Table
-
-    flipping = _ChoiceFlips(plan)
-    shown = Table(box=None, pad_edge=False)
-    for name, justify in _COLUMNS if flipping.is_stated else _COLUMNS[:-1]:
-        shown.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    steps = plan.step(plan.before), plan.step(plan.best)
-    for choice in plan.choices:
-        alone, second = plan.alone(choice), next_best(plan, choice)
-        # another value takes as long
-        if plan.is_off(choice) and second is not None and second[TIME] == plan.best[TIME]:
-            continue  # it changes nothing here
-        low, high = plan.decision.get("alone", {}).get(choice.name, (None, None))
-        gains = "–" if alone is None or plan.is_off(choice) else gain_text(alone, low, high)
-        hidden = ["", ""] if choice.exposed is None else _hidden(choice.limiter, *map(choice.exposed, steps))
-        rival = [] if second is None else flipping.row(next_best_text(plan, choice, second), second)
-        shown.add_row(choice.name, plan.text(choice), gains, *hidden, *rival)
-    if (second := plan.runner_up_layout()) is not None:
-        rival = flipping.row(plan.layout(second).name, second)
-        shown.add_row("layout", plan.layout(plan.best).name, "", "", "", *rival)
-    return shown
-
-
-_COLUMNS = (
-    ("choice", "left"),
-    ("planned", "left"),
-    ("alone", "right"),
-    ("exposed in a step", "right"),
-    ("limited by", "left"),
-    ("next best", "left"),
-    ("flips", "left"),
-)
-
-
-def _hidden(limiter: str, before: float, after: float) -> list[str]:
-    """Exposed times before and after, and what holds up the rest."""
-    # nothing exposed before, or no change: one time
-    times = cell(after, "s") if before in (0.0, after) else f"{cell(before, 's')} → {cell(after, 's')}"
-    # hidden but for a tenth: what holds it up no longer matters
-    return [times, limiter if after > 0.1 * before and after > 0 else "compute"]
-
-
-class _ChoiceFlips:
-    """Where the plan's choices flip within the intervals that the study states (`studies.plan.flips`)."""
-
-    def __init__(self, plan: StepPlan) -> None:
-        stated = get_path(plan.config, "study.uncertainty") or {}
-        self._plan, self._uncertain = plan, Uncertain(plan.design(plan.best), stated)
-        self.is_stated = bool(self._uncertain.nominal)
-
-    def row(self, text: str, rival: Any) -> list[str]:
-        """The next best in words, and the nearest flip."""
-        ratio = float(self._plan.best[TIME] / rival[TIME])
-        shown = f"{text}, {gain_in_words(ratio)}"
-        if not self.is_stated:
-            return [f"{text}, a tie" if 1 - _TIE < ratio <= 1 else shown]
-        if ratio > 1:  # a simpler setting is preferred
-            return [shown, "within the noise"]
-        flips = self._uncertain.flips(self._plan.design(rival))
-        more = f" (+{len(flips) - 1})" if len(flips) > 1 else ""
-        return [shown, f"{flips[0]}{more}" if flips else "no"]
-
-
-def _other_layouts(plan: StepPlan) -> Iterator[str]:
-    """Yield what the usual layout would take."""
-    if not plan.chooses_layouts:
-        return
-    tree = plan.base_tree()
-    spreading = LayoutQuestion.of(tree, LayoutSection.model_validate(plan.config["layouts"]), StepBackend().steps)
-    layout = usual(spreading)
-    if layout is not None:
-        seconds = _seconds(spreading, layout)
-        longer = seconds / float(plan.best[TIME])
-        text = f"{layout.name}, {cell(seconds, 's')} a step, {longer:.2f} times the plan"
-        yield f"usual (Takeaways 1 and 2 of arXiv:2104.04473) with serial sites: {text}"
-
-
-def _seconds(spreading: LayoutQuestion, layout: Layout) -> float:
-    step, _ = spreading.steps.step(spreading.steps.make(layout.tree(spreading.tree)))
-    return float(step.seconds)
-
-
-def ways_today(plan: StepPlan) -> list[str]:
-    """Lines on what comes nearest to a plan today, and on what needs a kernel or hardware that does not exist."""
-    families = {read_schedule(text, site).family for site, text in plan.sites.items() if text != SERIAL}
-    lines = list[str]()
-    for entry in ways():
-        if not _is_chosen(plan, entry.get("knob")) and not families.intersection(entry.get("families", ())):
-            continue
-        if not _is_of(entry, plan):
-            continue
-        if "hardware" in entry:
-            lines.append(f"today: {', '.join(entry['families'])} needs {entry['hardware']}")
-        for way in entry.get("ways", ()):
-            unverified = " (from memory, unverified)" if way["provenance"] == "memory" else ""
-            lines.append(f"today: {way['in']}: {way['say']}{unverified}")
-    return lines
-
-
-def _is_chosen(plan: StepPlan, knob: str | None) -> bool:
-    """Tell whether a plan has another value of a knob than that where nothing is done."""
-    if knob == "parallel.zero":
-        return plan.chooses_layouts and plan.layout(plan.best).zero > 0
-    return any(knob in choice.off and not plan.is_off(choice) for choice in plan.choices)
-
-
-def _is_of(entry: Mapping[str, Any], plan: StepPlan) -> bool:
-    """Tell whether an entry is of the value that a plan chose, and of its mode, where it names them."""
-    mode = get_path(plan.config, "run.mode")
-    of_value = "values" not in entry or plan.best[entry["knob"]] in entry["values"]
-    return of_value and mode in entry.get("modes", [mode])
 
 
 def _gains(table: pd.DataFrame) -> pd.DataFrame:

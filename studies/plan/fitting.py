@@ -21,11 +21,12 @@ from simulators.steps.choices import OFF
 from simulators.steps.design import StepDesign
 from simulators.steps.given import with_values
 from simulators.steps.layouts import PATHS, Candidates, Layout, LayoutQuestion, LayoutSection
-from studies.plan.step_plan import MEMORY
+from studies.plan.step_plan import MEMORY, StepPlan
 
 # powers of two, which most degrees of parallelism are
 _TIMES = (1, 2, 4, 8, 16, 32)  # as many GPUs
 _LEAN: Mapping[str, Sequence[Any]] = {"zero": (3,), "recompute": ("all",)}  # what takes least memory of all
+_TIGHT = 0.95  # of a GPU's memory: beyond it, what a framework takes beside may be missing
 _NEARLY = 1.1  # times the memory: where the leanest states take more, no other layout fits
 _NETWORK = "system.node.library.network_bytes_per_s"
 _SPLIT = "parallel.sequence_parallel"
@@ -33,6 +34,21 @@ _SCHEDULE = ("parallel.pipeline", "parallel.virtual_stages", "parallel.messages"
 """Knobs of the schedule of a pipeline, which other layouts keep where they fit with it."""
 _BITS = (8, 4)
 _FORMATS = ("fp8", "int4")
+
+
+def may_not_fit(plan: StepPlan) -> Iterator[str]:
+    """Yield what is known where a plan takes about as much memory as a GPU has."""
+    share = float(plan.best[MEMORY]) if MEMORY in plan.best else 0.0
+    if share <= _TIGHT:
+        return
+    text = f"may not fit: {share:.2f} times the memory of a GPU by the model, which leaves out the framework's own"
+    if share <= 1:
+        yield f"{text} (context, buffers of collectives, fragments)"
+        return
+    tree = plan.point_tree(plan.best)
+    nearest = _nearest(tree, int(StepBackend().design(tree).parallel.gpus), StepBackend())
+    surely = f"; surely fits: {nearest}" if nearest else ""
+    yield f"{text}, and is off by up to {100 * (plan.most_memory - 1):.0f} %{surely}"
 
 
 def does_not_fit(name: str, tree: Mapping[str, Any]) -> Iterator[str]:

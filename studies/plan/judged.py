@@ -54,7 +54,8 @@ class PlanJudgement:
     @property
     def fits(self) -> bool:
         """Tell whether the plan as it is is within the memory."""
-        return MEMORY not in self.point or float(self.point[MEMORY]) <= 1
+        most = float(get_path(self.config, "study.limits.memory_share.high") or 1.0)
+        return MEMORY not in self.point or float(self.point[MEMORY]) <= most
 
     @property
     def serial(self) -> Any:

@@ -21,6 +21,7 @@ from simulators.steps.choices import CHOICES as KNOBS
 from simulators.steps.choices import DECIDING
 from simulators.steps.design import StepDesign
 from simulators.steps.experts import TokenExchange
+from simulators.steps.implementations import implementation
 from simulators.steps.iteration import Iteration
 from simulators.steps.layouts import PATHS, Layout, path_of
 from simulators.steps.scenarios import APART
@@ -36,11 +37,17 @@ TIME, MEMORY = "iteration_s", "memory_share"
 _RATE, _UTILISATION = "tokens_per_s_per_gpu", "flop_utilisation"
 
 
+def has_software(plan: StepPlan) -> bool:
+    """Tell whether schedules of sites that were searched are those of software."""
+    texts = {str(text) for path in SITE_PATHS if path in plan.table for text in plan.table[path].dropna()}
+    return any(implementation(text.partition(" ")[0]) for text in texts)
+
+
 def rates_of_a_gpu(point: Mapping[str, Any]) -> str:
     """Tokens a second of a GPU, and the share of its peak rate that the model's FLOP are (MFU), as a clause."""
     if _RATE not in point or _UTILISATION not in point:
         return ""
-    return f", {point[_RATE]:,.0f} tokens/s a GPU, {100 * point[_UTILISATION]:.0f} % of its peak rate (MFU)"
+    return f", {point[_RATE]:,.0f} tokens/s/GPU, {100 * point[_UTILISATION]:.0f} % MFU"
 
 
 _SECTIONS = (
@@ -87,16 +94,16 @@ def _choice(name: str, exposed: Callable[[Iteration], float] | None = None, limi
 
 CHOICES: Sequence[Choice] = (
     *(_choice(name, partial(_at_site, name), "links") for name in SITES),
-    _choice("tokens"),
-    _choice("sums"),
-    _choice("halves of prompts"),
-    _choice("gradients", lambda step: float(step.gradients.exposed_s), "links"),
-    _choice("split weights", _split_s, "links"),
-    _choice("kept weights", _split_s, "links"),
-    _choice("update", lambda step: float(step.update.seconds), "HBM"),
-    _choice("pipeline", lambda step: float(step.bubble_s), "other stages"),
-    _choice("exchanges of experts", _experts_s, "links"),
-    _choice("messages", lambda step: float(step.passes.micro_batches * step.messages_s), "links"),
+    _choice("sequence parallelism"),
+    _choice("all-reduce"),
+    _choice("two micro-batches of tokens"),
+    _choice("gradient reduction", lambda step: float(step.gradients.exposed_s), "links"),
+    _choice("weight prefetch", _split_s, "links"),
+    _choice("resharding", _split_s, "links"),
+    _choice("optimizer step", lambda step: float(step.update.seconds), "HBM"),
+    _choice("pipeline schedule", lambda step: float(step.bubble_s), "other stages"),
+    _choice("expert all-to-all", _experts_s, "links"),
+    _choice("pipeline messages", lambda step: float(step.passes.micro_batches * step.messages_s), "links"),
 )
 """Everything that a plan may choose, in the order of its rows."""
 
@@ -130,7 +137,12 @@ class StepPlan:
     @property
     def fits(self) -> bool:
         """Tell whether the best point is within the memory: no point is where it is not."""
-        return MEMORY not in self.best or float(self.best[MEMORY]) <= 1
+        return MEMORY not in self.best or float(self.best[MEMORY]) <= self.most_memory
+
+    @property
+    def most_memory(self) -> float:
+        """Share of a GPU's memory up to which the answer is a time: 1 and the error of the memory model."""
+        return float(get_path(self.config, "study.limits.memory_share.high") or 1.0)
 
     @property
     def leanest(self) -> Any:
@@ -285,9 +297,12 @@ class StepPlan:
         """Tell whether layouts were chosen."""
         return bool(get_path(self.config, "layouts.auto"))
 
-    def tree(self) -> dict[str, Any]:
-        """The plan as overrides of a step: its sites, the knobs beside them, and its layout where that was chosen."""
-        schedules = {name: text for name, text in self.sites.items() if text != SERIAL}
+    def tree(self, *, serial: bool = False) -> dict[str, Any]:
+        """The plan as overrides of a step: its sites, the knobs beside them, and its layout where that was chosen.
+
+        serial: with sites that were searched and have no schedule.
+        """
+        schedules = {name: text for name, text in self.sites.items() if serial or text != SERIAL}
         plan: dict[str, Any] = {"sites": schedules}
         values = {path: plain(self.best[path]) for path in PATHS} if self.chooses_layouts else {}
         for choice in CHOICES:
@@ -337,7 +352,9 @@ def other_value(plan: StepPlan, choice: Choice) -> Any:
         for _, row in plan.table.drop_duplicates(paths).iterrows()
         if plan.text(choice, row) != plan.text(choice)
     ]
-    possible = [row for row in rows if row is not None and (MEMORY not in row or float(row[MEMORY]) <= 1)]
+    possible = [
+        row for row in rows if row is not None and (MEMORY not in row or float(row[MEMORY]) <= plan.most_memory)
+    ]
     return min(possible, key=lambda row: float(row[TIME]), default=None)
 
 
@@ -353,6 +370,8 @@ def plans(table: pd.DataFrame, config: Mapping[str, Any]) -> list[StepPlan]:
         finished = rows[rows[TIME].notna()] if finished.empty else finished
         if finished.empty:
             continue
+        roomy = finished[finished[MEMORY] <= 1] if MEMORY in finished else finished
+        finished = roomy if len(roomy) else finished  # what fits surely, where there is any
         scenario = str(least(finished)["scenario"])
         is_its = finished["scenario"].astype(str) == scenario
         of_scenarios.append(StepPlan(scenario, finished[is_its], config, None if is_its.all() else finished[~is_its]))

@@ -32,4 +32,6 @@ def work_text(plan: StepPlan) -> str:
     count = run["batch"] * run["micro_batches"] * tree["parallel"]["dp"]
     sequences = f"{count:,} {'sequence' if count == 1 else 'sequences'}"
     drawn = f"of {run['sequence_length']:,} tokens" if lengths in (None, NONE) else f"of lengths {lengths}"
-    return f"{run['mode']} {'on' if run['mode'] == 'training' else 'of'} {sequences} {drawn} in {run['precision']}"
+    products = f" with products in {run['products']}" if run.get("products") else ""
+    of = "on" if run["mode"] == "training" else "of"
+    return f"{run['mode']} {of} {sequences} {drawn} in {run['precision']}{products}"
