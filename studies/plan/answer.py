@@ -61,11 +61,12 @@ def _headline(plan: StepPlan) -> str:
     best, before = plan.best, plan.before
     gain = gain_text(plan.gain, plan.decision.get("low"), plan.decision.get("high"))
     as_it_comes = "with nothing overlapped" if before is plan.serial else f"{_software(plan)} as it comes"
-    taken = f"{as_it_comes}: {cell(before[TIME], 's')}"
-    against = f"{gain} as {as_it_comes}" if gain.startswith(AS_FAST) else f"{taken}, so this is {gain}"
+    other = f"{as_it_comes}: {cell(before[TIME], 's')}"
+    against = f"{gain} as {as_it_comes}" if gain.startswith(AS_FAST) else f"{other}, so this is {gain}"
     rate = f" ({best['tokens_per_s']:,.0f} tokens/s)" if "tokens_per_s" in best else ""
     memory = f", {100 * best[MEMORY]:.0f} % of the memory" if MEMORY in best else ""
-    return f"{_where(plan)}: {cell(best[TIME], 's')} a step{rate}{rates_of_a_gpu(best)}{memory}; {against}"
+    taken = f"{cell(best[TIME], 's')} a step{rate}{rates_of_a_gpu(best, plan.point_tree(best))}{memory}"
+    return f"{_where(plan)}: {taken}; {against}"
 
 
 def _where(plan: StepPlan) -> str:
@@ -84,6 +85,8 @@ def _software(plan: StepPlan) -> str:
 
 def _turned_on(plan: StepPlan) -> str:
     """What the plan has that the software as it comes has not, with what it gains alone."""
+    if not plan.choices:
+        return "turn on: nothing beyond what was typed; software and machine leave no other choice"
     texts = list[str]()
     for choice in plan.choices:
         if plan.is_off(choice) or plan.text(choice) == plan.text(choice, plan.before):
@@ -97,7 +100,7 @@ def _turned_on(plan: StepPlan) -> str:
 
 def _how_sure(plan: StepPlan) -> Iterator[str]:
     """Yield how sure it is that a plan is the fastest, and what was left off as within the noise."""
-    if not plan.decision:
+    if not plan.decision or not plan.choices:
         return
     decision = Decision.read(plan.decision)
     guesses = [kind for kind, basis in decision.basis.items() if basis == "a guess"]

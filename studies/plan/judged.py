@@ -179,9 +179,8 @@ def _first_line(plan: PlanJudgement) -> str:
     memory = f", {100 * point[MEMORY]:.0f} % of the memory" if MEMORY in point else ""
     rate = f" ({point['tokens_per_s']:,.0f} tokens/s)" if "tokens_per_s" in point else ""
     against = f", {_against(plan, AS_SERIAL)}" if plan.serial is not None else ""
-    return (
-        f"{plan.name}, as {file} has it: {cell(point[TIME], 's')} a step{rate}{against}{memory}{rates_of_a_gpu(point)}"
-    )
+    rates = f"{memory}{rates_of_a_gpu(point, plan.trees[AS_GIVEN])}"
+    return f"{plan.name}, as {file} has it: {cell(point[TIME], 's')} a step{rate}{against}{rates}"
 
 
 def _against(plan: PlanJudgement, variant: str) -> str:

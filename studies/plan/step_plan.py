@@ -43,11 +43,19 @@ def has_software(plan: StepPlan) -> bool:
     return any(implementation(text.partition(" ")[0]) for text in texts)
 
 
-def rates_of_a_gpu(point: Mapping[str, Any]) -> str:
-    """Tokens a second of a GPU, and the share of its peak rate that the model's FLOP are (MFU), as a clause."""
+def rates_of_a_gpu(point: Mapping[str, Any], tree: Mapping[str, Any]) -> str:
+    """Tokens a second of a GPU, and the share of its peak rate that the model's FLOP are (MFU), as a clause; of decode
+    steps, which read weights and caches, the share of the HBM's bandwidth.
+    """
     if _RATE not in point or _UTILISATION not in point:
         return ""
-    return f", {point[_RATE]:,.0f} tokens/s/GPU, {100 * point[_UTILISATION]:.0f} % MFU"
+    rate = f", {point[_RATE]:,.0f} tokens/s/GPU"
+    if get_path(tree, "run.mode") != "decode":
+        return f"{rate}, {100 * point[_UTILISATION]:.0f} % MFU"
+    peak = StepBackend().design(tree).system.gpu.peak_hbm_bytes_per_s
+    if peak is None or "hbm_bytes" not in point:
+        return rate
+    return f"{rate}, {100 * point['hbm_bytes'] / (point[TIME] * float(peak)):.0f} % of the HBM bandwidth"
 
 
 _SECTIONS = (
