@@ -61,8 +61,9 @@ class ServingRun:
     """A run of a deployment, with the times of all requests [s] in the order of their numbers.
 
     steps: number of all steps; counted: requests that statistics count, in parts of equal size (`batches`) whose means
-    are independent of one another, as are times of requests that come `apart` from one another; enough: whether these are as many as intervals need. offered_per_s: requests a
-    second of open traffic that the engines keep up with, so that as many leave; 0 where they are counted.
+    are independent of one another, as are times of requests that come `apart` from one another; enough: whether these
+    are as many as intervals need. offered_per_s: requests a second of open traffic that the engines keep up with, so
+    that as many leave; 0 where they are counted.
     """
 
     deployment: Deployment

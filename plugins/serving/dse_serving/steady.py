@@ -41,6 +41,7 @@ FULL, COARSE = Effort(20, 20), Effort(3, 5, most=3000)
 _FEWEST = 5  # batches that make an interval
 _SAMPLE = 1000  # requests of drawn traffic that a loop of busy engines repeats
 _QUEUED = 1.5  # requests of a loop that keeps engines busy, for each one that they hold
+_IN_BATCH = 100  # requests of a batch of such a loop, at least
 _PASSES = 4  # runs that find how many requests are under way
 _GROWN = 0.01  # share of the arrivals that queue for ever
 _ERRORS = 3.0  # standard errors by which a growth is none of chance
@@ -151,7 +152,7 @@ class _Plan:
         if offered < knee:
             return knee
         tokens = float(self.spec.draw(_SAMPLE).outputs.mean())
-        rule = f"brings {offered:.3g} requests/s ({offered * tokens:,.0f} tokens/s), more than the engines keep up with"
+        rule = f"brings {offered:,.4g} requests/s ({offered * tokens:,.0f} tokens/s), more than the engines keep up with"
         rule += f": {rounded_down(knee)} requests/s ({knee * tokens:,.0f} tokens/s) when they are always busy"
         way = f"use more GPUs, or at most {rounded_down(value * knee / offered)}"
         raise Overloaded(Problem(path, rule, value, way), knee)
@@ -186,8 +187,9 @@ def knee_per_s(deployment: Deployment, spec: TrafficSpec) -> float:
     part = replace(deployment, pools=(replace(deployment.pools[0], engines=1),)) if alike else deployment
     traffic = spec.draw(_SAMPLE)
     loop = max(2, int(np.ceil(_QUEUED * sum(_held(part, traffic)))))
-    served = run(part, traffic.looped(loop, 5 * loop), seed=int(spec.seed))
-    served = replace(served, counted=slice(2 * loop, 4 * loop))
+    counted = max(2 * loop, _FEWEST * _IN_BATCH)
+    served = run(part, traffic.looped(loop, 3 * loop + counted), seed=int(spec.seed))
+    served = replace(served, counted=slice(2 * loop, 2 * loop + counted))
     low, _ = mean_interval(served.rates(np.ones(served.traffic.size), _FEWEST))
     front = float(deployment.pools[0].scheduler.request_s)
     rate = max(low, 0.0) * (deployment.pools[0].engines if alike else 1)
