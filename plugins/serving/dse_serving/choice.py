@@ -129,5 +129,6 @@ def sentence(best: Mapping[Any, Any]) -> str:
     times = ", ".join(f"{words} {with_prefix(float(best[name]), 'second')}" for name, words in TIMES.items())
     rate = f"{best[RATE]:,.0f} tokens/s a GPU, {best['tokens_per_s_per_user']:.1f} tokens/s a user"
     price = f", {best['tokens_per_usd']:,.0f} tokens a dollar" if best["tokens_per_usd"] else ""
-    gpus = "" if is_closed(best) else f" on {best['gpus']:.0f} GPU{'s' if best['gpus'] > 1 else ''}"
+    fewest = ", the fewest that keep up within the limits" if best["verdict"] == MEETS else ""
+    gpus = "" if is_closed(best) else f" on {best['gpus']:.0f} GPU{'s' if best['gpus'] > 1 else ''}{fewest}"
     return f"{best['split']}{gpus}, {under_way(best):.0f} requests under way: {rate}{price}; {times}"

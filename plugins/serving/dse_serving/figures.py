@@ -28,8 +28,8 @@ def interactivity(points: pd.DataFrame) -> FigureSheet:
     """Tokens/s a GPU against tokens/s a user, by split."""
     inside = within(points)
     best = best_of(inside if len(inside) else points)
-    limits = "within the limits" if len(inside) else "and no deployment within the limits"
-    title = f"{best['tokens_per_s_per_gpu']:,.0f} tokens/s a GPU {limits}, with {named(best)}"
+    limits = "within the limits" if len(inside) else "though no deployment is within the limits"
+    title = f"{named(best)}: {best['tokens_per_s_per_gpu']:,.0f} tokens/s a GPU, {limits}"
     axes = [Axis("tokens_per_s_per_user", "tokens/s a user"), Axis("tokens_per_s_per_gpu", "tokens/s a GPU")]
     note = "each point is a deployment under one traffic, in steady state; means over requests"
     missed = points["verdict"] == MISSES

@@ -152,7 +152,9 @@ class _Plan:
         if offered < knee:
             return knee
         tokens = float(self.spec.draw(_SAMPLE).outputs.mean())
-        rule = f"brings {offered:,.4g} requests/s ({offered * tokens:,.0f} tokens/s), more than the engines keep up with"
+        rule = (
+            f"brings {offered:,.4g} requests/s ({offered * tokens:,.0f} tokens/s), more than the engines keep up with"
+        )
         rule += f": {rounded_down(knee)} requests/s ({knee * tokens:,.0f} tokens/s) when they are always busy"
         way = f"use more GPUs, or at most {rounded_down(value * knee / offered)}"
         raise Overloaded(Problem(path, rule, value, way), knee)
