@@ -15,7 +15,7 @@ from dse_serving.deployment import Deployment, Transfer
 from dse_serving.results import CLOSE, MEETS, MISSES, percentile_interval, verdict_of
 from dse_serving.run import run
 from dse_serving.steadiness import QUESTIONS, SIZES, answers_moved, recommendation
-from dse_serving.steady import COARSE, Overloaded, knee_per_s, serve_steadily
+from dse_serving.steady import COARSE, FULL, Overloaded, knee_per_s, serve_steadily
 from dse_serving.traffic import TokenLengths, TrafficSpec
 from tests.serving_cases import one_pool, random_case, step_times
 
@@ -114,8 +114,7 @@ def test_the_burst_that_begins_a_closed_loop_counts_only_where_all_is_counted() 
 def test_a_draw_of_many_takes_fewer_requests_than_an_answer() -> None:
     deployment = one_pool(step_times(), sequences=64)
     full, coarse = (
-        serve_steadily(deployment, spec(), percentile=0.99, **effort).traffic.size
-        for effort in ({}, {"effort": COARSE})
+        serve_steadily(deployment, spec(), percentile=0.99, effort=effort).traffic.size for effort in (FULL, COARSE)
     )
     assert coarse < full / 3
 
