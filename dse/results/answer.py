@@ -76,6 +76,8 @@ def answer_tables(
         yield from study.answer(outputs, table)
     else:
         yield from tables_of_winners(outputs, table, verbose=verbose, most=most)
+        if study is not None and hasattr(study, "details"):
+            yield from study.details(outputs, table)
 
 
 def tables_of_winners(

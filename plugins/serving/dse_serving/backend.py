@@ -10,11 +10,10 @@ from pydantic import BaseModel
 
 from dse.backend import Backend, Batch, Interval, Metric, Replay, Result, Results, Tree
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
-from dse.values import Memo
 from dse_serving.design import Engines, Server, Serving, Slo, broken_rules, deployment_of, kernels, usd_per_gpu_hour
 from dse_serving.results import METRICS, ServingRun, metrics_of
-from dse_serving.run import run
-from dse_serving.traffic import Traffic, TrafficSpec
+from dse_serving.steady import serve_steadily
+from dse_serving.traffic import TrafficSpec
 from simulators.steps.backend import StepBackend
 from simulators.workloads.model_zoo import option_tree
 
@@ -31,18 +30,17 @@ _CONDITIONS: Mapping[str, Mapping[str, Any]] = {
     "server.scheduler.gathered": {"server.scheduler.policy": "mixed"},
 }
 """Knob -> values with which it counts."""
-_KNOWN = 512
 _LOGGED = 4000  # steps of a timeline
 
 
 class ServingBackend(Backend):
     """Deployments of models, under traffic."""
 
-    version = "6"
+    version = "7"
     metrics: Mapping[str, Metric] = METRICS
 
     def __init__(self) -> None:
-        self._steps, self._parts, self._traffic = StepBackend(), dict[str, Any](), Memo[Traffic](_KNOWN)
+        self._steps, self._parts = StepBackend(), dict[str, Any]()
 
     def sections(self, tree: Tree) -> None:
         """Check that a configuration has the sections of a deployment and no others."""
@@ -106,9 +104,10 @@ class ServingBackend(Backend):
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """Serve the traffic of one design after the other."""
-        return [Results.of([self._result(design) for design in batch.designs()]) for batch in batches]
+        return [Results.of([self.result(design) for design in batch.designs()]) for batch in batches]
 
-    def _result(self, design: BaseModel) -> Result:
+    def result(self, design: BaseModel) -> Result:
+        """The metrics of a design, or why it cannot serve or keep up with its traffic."""
         assert isinstance(design, Serving)
         refused = self.refusal(design)
         if refused is not None:
@@ -123,10 +122,11 @@ class ServingBackend(Backend):
         return Result("ok", metrics, engine="compiled")
 
     def serve(self, design: Serving, logged: int = 0) -> ServingRun:
-        """The run of a design. logged: steps that are noted. Raises ConfigError where it cannot serve its traffic."""
-        traffic = self._traffic.get(design.traffic.draw, design.traffic)
-        seed = int(design.traffic.seed)
-        return run(deployment_of(design), traffic, seed=seed, logged=logged, skipped=float(design.traffic.warm_up))
+        """The run of a design. logged: steps that are noted. Raises ConfigError where it cannot serve its traffic, or
+        cannot keep up with it (`dse_serving.steady.Overloaded`).
+        """
+        share = float(design.slo.percentile)
+        return serve_steadily(deployment_of(design), design.traffic, percentile=share, logged=logged)
 
     def replay(self, design: BaseModel) -> Replay:
         """Steps of every engine, as far as they are noted."""

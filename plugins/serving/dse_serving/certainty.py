@@ -20,14 +20,15 @@ from dse.results.decisions import ENDS, Decision, most_helpful
 from dse_serving.deployment import Deployment
 from dse_serving.design import Serving, deployment_of, formats, kernels
 from dse_serving.results import percentile
-from dse_serving.run import run
+from dse_serving.steady import COARSE, serve_steadily
 from dse_serving.step_times import EngineKernels, Speeds
-from dse_serving.traffic import TokenLengths, Traffic
+from dse_serving.traffic import TokenLengths
 from simulators.hardware.residuals import Draws, JointDraws
 
 Floats = NDArray[np.float64]
 _FEW, _MANY = 64, 1024  # tokens of products whose errors are drawn
 _MOST_DRAWN = 64  # each of which serves all requests
+_SAMPLE = 1000  # requests whose outputs have the mean length of all
 _NEVER = 1e30  # time of a token of a deployment beyond the limits [s]
 MORE = 1.5
 """Times as much of a number of the traffic."""
@@ -107,15 +108,16 @@ class Served:
     designs: Sequence[Serving]
     limits: Mapping[str, float]
 
-    def values(self, deployment: Deployment, design: Serving, traffic: Traffic) -> list[float]:
-        """Values of `NAMES` of a deployment; without any token where it cannot serve."""
-        spec = design.traffic
+    def values(self, deployment: Deployment, design: Serving) -> list[float]:
+        """Values of `NAMES` of a deployment; without any token where it cannot serve, or not keep up."""
+        share = float(design.slo.percentile)
         try:
-            served = run(deployment, traffic, seed=int(spec.seed), skipped=float(spec.warm_up))
+            served = serve_steadily(deployment, design.traffic, percentile=share, effort=COARSE)
         except ConfigError:
             return [0.0, np.inf, np.inf]
-        share = float(design.slo.percentile)
-        rate = served.rate(traffic.outputs) / deployment.gpus
+        rate = served.rate(served.traffic.outputs) / deployment.gpus
+        if served.offered_per_s:  # which brings as many to all, of however many requests they are served
+            rate = served.offered_per_s * float(design.traffic.draw(_SAMPLE).outputs.mean()) / deployment.gpus
         return [rate, percentile(served.ttft_s, share), percentile(served.tpot_s, share)]
 
     def fits(self, values: Floats) -> NDArray[np.bool_]:
@@ -132,20 +134,17 @@ class Served:
 
     def drawn(self, draws: JointDraws) -> tuple[Floats, dict[str, Floats]]:
         """Values [designs, draws, names] with drawn errors, and the factors of each kind of the best one."""
-        traffic, rows = self.designs[0].traffic.draw(), []
-        errors = [PartErrors(design, draws.of(design.system.gpu)) for design in self.designs]
+        errors, rows = [PartErrors(design, draws.of(design.system.gpu)) for design in self.designs], []
         for error in errors:
             deployments = map(error.deployment, range(draws.size))
-            rows.append([self.values(deployment, error.design, traffic) for deployment in deployments])
+            rows.append([self.values(deployment, error.design) for deployment in deployments])
         return np.array(rows), errors[0].by_kind
 
     def under(self, change: Mapping[str, Any]) -> int:
         """Place of the best deployment under changed traffic; -1 where none is within the limits."""
         spec = self.designs[0].traffic.model_copy(update=dict(change))
-        traffic, rows = spec.draw(), []
-        for design in self.designs:
-            changed = design.model_copy(update={"traffic": spec})
-            rows.append(self.values(deployment_of(changed), changed, traffic))
+        changed = [design.model_copy(update={"traffic": spec}) for design in self.designs]
+        rows = [self.values(deployment_of(design), design) for design in changed]
         costs = self.costs(np.array(rows))
         return int(costs.argmin()) if costs.min() < _NEVER else -1
 
@@ -170,8 +169,9 @@ def decide(
 ) -> dict[str, Any]:
     """The entry of `summary.json` on the first of some deployments. names: of all, in words.
 
-    settings: those of a study: `decide` and `seed`. ranges: 5 and 95 % of what is drawn, by name; within: share of the
-    draws within the limits; changes: what traffic may have more of -> the best deployment then, "" for none.
+    settings: those of a study: `decide` and `seed`. ranges: 5 and 95 % of the draws that keep up with the traffic, by
+    name; within, kept: share of the draws within the limits, and of those; changes: what traffic may have more of ->
+    the best deployment then, "" for none.
     """
     served, size = Served(designs, limits), min(int(settings.decide.samples), _MOST_DRAWN)
     draws = JointDraws(size, int(settings.seed))
@@ -183,8 +183,10 @@ def decide(
     if not decision.is_decided:
         alone = {kind: np.stack([np.ones_like(row), row]) for kind, row in factors.items()}
         decision = replace(decision, measure=most_helpful(times, alone))
-    ends = np.quantile(np.where(np.isfinite(values[0]), values[0], _NEVER), ENDS, axis=0)
+    kept = np.isfinite(values[0]).all(axis=1)
+    ends = np.quantile(values[0][kept] if kept.any() else np.full((1, len(NAMES)), _NEVER), ENDS, axis=0)
     ranges = {name: [float(end) for end in ends[:, place]] for place, name in enumerate(NAMES)}
     places = {words: served.under(change) for words, change in other_traffic(designs[0])}
     changes = {words: names[place] if place >= 0 else "" for words, place in places.items()}
-    return {**decision.json(), "ranges": ranges, "within": float(within.mean()), "draws": size, "changes": changes}
+    shares = {"within": float(within.mean()), "kept": float(kept.mean())}
+    return {**decision.json(), "ranges": ranges, **shares, "draws": size, "changes": changes}

@@ -19,7 +19,7 @@ import numpy as np
 
 import dse_serving.columns as at
 from dse_serving.deployment import Deployment
-from dse_serving.reference import Request, Rules
+from dse_serving.sequences import Request, Rules
 from dse_serving.traffic import Traffic
 
 

@@ -42,16 +42,16 @@ a prompt. GATHERED: most steps in which prompts wait until each rank has one.
 ) = range(15)
 """Numbers of a pool. HOST, HOST_SEQUENCE: time of the host for a step, and more for each sequence [s]; OVERLAPPED: the
 GPU runs meanwhile. LAUNCHED: least time of a step with prompts, whose kernels the host launches [s]. DRAFT: of one
-draft [s]. MOVED_TOKEN: of moving a token's keys and values [s], of which a share LAST cannot be moved BESIDE the step
-that makes them. REQUEST, LATENCY: of the front end (`dse_serving.deployment.Scheduler`). BESIDE_PROMPTS: whether one
-kernel attends for prompts and for sequences that generate; PROMPTS_DRAW, GENERATING_TAKES: their shares of the HBM's
-rate and of the CUs.
+draft [s]. MOVED_TOKEN: of moving a token's keys and values over a GPU's links [s], of which a share LAST cannot be
+moved BESIDE the step that makes them. REQUEST, LATENCY: of the front end (`dse_serving.deployment.Scheduler`).
+BESIDE_PROMPTS: whether one kernel attends for prompts and for sequences that generate; PROMPTS_DRAW, GENERATING_TAKES:
+their shares of the HBM's rate and of the CUs.
 """
 FREE, HEAD, TAIL, WAITING, RUNNING, STEPS, SENDING, LAST_SENDING, LEAST_FREE, OUTSTANDING = range(10)
 IDLE, OLDEST, NEWEST, HELD = range(10, 14)
-"""Integers of an engine: free pages, its queue, sequences it has, steps so far, transfers under way, requests and
-tokens that it was given and has not finished. IDLE: free pages with blocks of prompts that nobody uses, from the OLDEST
-to the NEWEST one. HELD: steps in which its prompts have waited for others.
+"""Integers of an engine: free pages, its queue, sequences, steps so far, transfers under way to it (of an engine of
+prompts: whole ones, not yet sent), requests that it was given and has not finished. IDLE: free pages with blocks of
+prompts that nobody uses, from the OLDEST to the NEWEST one. HELD: steps in which its prompts have waited for others.
 """
 OF_ENGINE = 14
 USERS, OLDER, NEWER = range(3)

@@ -1,10 +1,10 @@
 """Compiled loop of a serving deployment: the semantics of `dse_serving.reference`, with equal times of every request.
 
 Time goes from instant to instant. At each, what ends there is ended on every engine (steps, then transfers of keys and
-values), then requests that arrive are given to engines in the order of their numbers, then idle engines begin a step.
-Pages are those of `dse_serving.pages`. Columns of the arrays have names in `dse_serving.columns`. Row 0 of limits,
-rates and step times is of the first `split` engines, row 1 of the others. An engine with a pipeline is as many as it
-has stages, one for each batch.
+values, which begin when all steps have ended), then requests that arrive are given to engines in the order of their
+numbers, then idle engines begin a step. Pages are those of `dse_serving.pages`. Columns of the arrays have names in
+`dse_serving.columns`. Row 0 of limits, rates and step times is of the first `split` engines, row 1 of the others. An
+engine with a pipeline is as many as it has stages, one for each batch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 from typing import Any, NamedTuple
 
 import dse_serving.columns as at
-from dse_serving import durations, pages
+from dse_serving import durations, pages, transfers
 from simulators.compiled import flat_over, inline_never
 
 NOBODY = -1
@@ -25,9 +25,9 @@ class State(NamedTuple):
     requests, moments [n, ...], engine [E, ...], running [E, sequences]; contents [...]: blocks of all prompts,
     resident [E, blocks, ...]: those that each engine has; of pools: limits, rates [2, ...], linear, experts [2, 2,
     tokens] (steps with prompts; without), head [2, sequences], decode [2, 2, sequences, contexts], prompt [2, lengths]:
-    `dse_serving.step_times`; ends, sending [E]: of the step and of the last transfer [s]; lanes [E, 2]: of a pipeline,
-    kept by its first batch: when its first stage is free, and its last one [s]; turns [E]; sums [E, 2]: time of steps
-    [s] and tokens generated; log [rows, ...].
+    `dse_serving.step_times`; ends, sending [E]: of the step, and when the links are free [s]; lanes [E, 2]: of a
+    pipeline, kept by its first batch: when its first stage is free, and its last one [s]; turns [E]; sums [E, 2]: time
+    of steps [s] and tokens generated; log [rows, ...].
     """
 
     requests: Any
@@ -289,7 +289,7 @@ def end(state: State, e: int, pool: int, seed: int, now: float) -> tuple[int, in
             state.engine[e, at.OUTSTANDING] -= 1
             finished += 1
         elif tokens > 0 and state.limits[pool, at.ROLE] == at.PREFILL:
-            send(state, e, pool, request, now)
+            hand_over(state, e, request, now)
         else:
             state.running[e, stay] = request
             stay += 1
@@ -298,13 +298,9 @@ def end(state: State, e: int, pool: int, seed: int, now: float) -> tuple[int, in
 
 
 @inline_never
-def send(state: State, e: int, pool: int, request: int, now: float) -> None:
-    """Queue the keys and values of a prompt behind those that the engine sends already."""
-    share = state.rates[pool, at.LAST] if state.rates[pool, at.BESIDE] > 0.0 else 1.0
-    moved = state.rates[pool, at.MOVED_TOKEN] * share * state.requests[request, at.CACHED]
-    moved += state.rates[pool, at.MOVED_LATENCY]
-    state.sending[e] = now + (max(0.0, state.sending[e] - now) + moved)
-    state.moments[request, at.SENT], state.moments[request, at.MOVED] = now, state.sending[e]
+def hand_over(state: State, e: int, request: int, now: float) -> None:
+    """Note a prompt that is whole, whose keys and values `dispatch` sends once all steps of this instant have ended."""
+    state.moments[request, at.SENT] = now
     state.requests[request, at.NEXT] = NOBODY
     if state.engine[e, at.SENDING] == NOBODY:
         state.engine[e, at.SENDING] = request
@@ -314,8 +310,8 @@ def send(state: State, e: int, pool: int, request: int, now: float) -> None:
 
 
 @inline_never
-def give(state: State, first: int, last: int, request: int) -> None:
-    """Give a request to one of the engines from `first` to before `last`."""
+def choose(state: State, first: int, last: int) -> int:
+    """One of the engines from `first` to before `last` for one more request."""
     chosen = first
     if state.limits[0, at.ROUTING] == at.ROUND_ROBIN:
         chosen = first + state.turns[first] % (last - first)
@@ -324,21 +320,40 @@ def give(state: State, first: int, last: int, request: int) -> None:
         for e in range(first + 1, last):
             if state.engine[e, at.OUTSTANDING] < state.engine[chosen, at.OUTSTANDING]:
                 chosen = e
-    state.requests[request, at.ENGINE] = chosen
     state.engine[chosen, at.OUTSTANDING] += 1
+    return int(chosen)
+
+
+@inline_never
+def give(state: State, last: int, request: int) -> None:
+    """Give a request to one of the engines before `last`."""
+    chosen = choose(state, 0, last)
+    state.requests[request, at.ENGINE] = chosen
     append(state, chosen, request)
 
 
 @inline_never
-def receive(state: State, split: int, engines: int, now: float) -> None:
-    """Give prompts whose keys and values have come to engines that generate, and free their blocks."""
+def dispatch(state: State, split: int, engines: int, now: float) -> None:
+    """Send prompts that are whole, engine after engine, each to an engine that generates."""
     for e in range(split):
+        while state.engine[e, at.SENDING] != NOBODY:
+            request = state.engine[e, at.SENDING]
+            state.engine[e, at.SENDING] = state.requests[request, at.NEXT]
+            transfers.transfer(state, choose(state, split, engines), split, request, now)
+
+
+@inline_never
+def receive(state: State, split: int, engines: int, now: float) -> None:
+    """Let prompts whose keys and values have come wait where they generate, and free their blocks where they were."""
+    for e in range(split, engines):
         while state.engine[e, at.SENDING] != NOBODY and state.moments[state.engine[e, at.SENDING], at.MOVED] <= now:
             request = state.engine[e, at.SENDING]
             state.engine[e, at.SENDING] = state.requests[request, at.NEXT]
-            pages.release(state, e, 0, request)
-            state.engine[e, at.OUTSTANDING] -= 1
-            give(state, split, engines, request)
+            sender = state.requests[request, at.ENGINE]
+            pages.release(state, sender, 0, request)
+            state.engine[sender, at.OUTSTANDING] -= 1
+            state.requests[request, at.ENGINE] = e
+            append(state, e, request)
 
 
 @inline_never
@@ -347,7 +362,7 @@ def next_instant(state: State, entering: int, arriving: int, split: int) -> floa
     now = state.moments[entering, at.READY] if entering < arriving else math.inf
     for e in range(state.ends.shape[0]):
         now = min(now, state.ends[e])
-        if e < split and state.engine[e, at.SENDING] != NOBODY:
+        if e >= split and state.engine[e, at.SENDING] != NOBODY:
             now = min(now, state.moments[state.engine[e, at.SENDING], at.MOVED])
     return now
 
@@ -419,7 +434,7 @@ def begin_steps(state: State, split: int, now: float, steps: int) -> int:
     return steps
 
 
-@flat_over(pages, durations)
+@flat_over(pages, durations, transfers)
 def serve(state: State, arrivals: int, split: int, seed: int) -> int:
     """Serve all requests; the first `arrivals` come by their times, each other one when one before it is finished.
 
@@ -438,13 +453,14 @@ def serve(state: State, arrivals: int, split: int, seed: int) -> int:
         ended = end_steps(state, split, seed, now)
         finished += ended
         if split < engines:
+            dispatch(state, split, engines, now)
             receive(state, split, engines, now)
         while ended > 0 and coming < total:
             arrive(state, coming, now)
             coming += 1
             ended -= 1
         while entering < coming and state.moments[entering, at.READY] <= now:
-            give(state, 0, split, entering)
+            give(state, split, entering)
             entering += 1
         steps = begin_steps(state, split, now, steps)
     return steps

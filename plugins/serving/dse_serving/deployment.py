@@ -101,8 +101,9 @@ class Pool:
 
 @dataclass(frozen=True)
 class Transfer:
-    """Keys and values between engines: rate of an engine [bytes/s], latency [s]; beside: layer by layer, while the
-    prompt is computed, so that one of `layers` is left when it ends.
+    """Keys and values between engines: rate of a GPU's links [bytes/s], those of the sender and of the receiver alike,
+    each of which carries every byte once; latency [s]; beside: layer by layer, while the prompt is computed, so that
+    one of `layers` is left when it ends.
     """
 
     bytes_per_s: float
@@ -151,7 +152,7 @@ class Deployment:
 
     def _rates(self, pool: Pool) -> list[float]:
         plan, moved = pool.scheduler, self.transfer or Transfer(np.inf)
-        token = pool.times.token_bytes * pool.gpus / moved.bytes_per_s
+        token = pool.times.token_bytes / moved.bytes_per_s
         return [
             *(plan.host_s, plan.host_sequence_s, float(plan.overlapped), plan.launch_s * pool.times.kernels),
             *(plan.acceptance, plan.draft_share * pool.times.single_s),

@@ -202,8 +202,9 @@ def deployment_of(design: Serving, speeds: EngineKernels | None = None, prompts:
         }
         pools.insert(0, _pool(design.model_copy(update=changes), int(engines.prefill_replicas), speeds))
     layers = int(np.max(design.model.layers)) if design.model.kind == "transformer" else 1
-    rate = float(engines.bytes_per_s) * pools[0].gpus
-    return Deployment(tuple(pools), Transfer(rate, engines.latency_s, engines.beside, layers), engines.routing)
+    return Deployment(
+        tuple(pools), Transfer(float(engines.bytes_per_s), engines.latency_s, engines.beside, layers), engines.routing
+    )
 
 
 def _with_tp(parallel: Parallel, tp: int) -> Parallel:

@@ -8,6 +8,8 @@ import numpy as np
 
 from dse.plots import Axis, FigureSheet, Frame, fronts, tables, timelines
 from dse.values.units import with_prefix
+from dse_serving.choice import best_of, named, within
+from dse_serving.results import MISSES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,12 +26,15 @@ _SPLITS = 8  # rows of a heat map
 
 def interactivity(points: pd.DataFrame) -> FigureSheet:
     """Tokens/s a GPU against tokens/s a user, by split."""
-    inside = points[points["inside"]] if points["inside"].any() else points
-    best = inside.iloc[inside["tokens_per_s_per_gpu"].argmax()]
-    title = f"At most {best['tokens_per_s_per_gpu']:,.0f} tokens/s a GPU within the limits, with {best['split']}"
+    inside = within(points)
+    best = best_of(inside if len(inside) else points)
+    limits = "within the limits" if len(inside) else "though no deployment is within the limits"
+    title = f"{named(best)}: {best['tokens_per_s_per_gpu']:,.0f} tokens/s a GPU, {limits}"
     axes = [Axis("tokens_per_s_per_user", "tokens/s a user"), Axis("tokens_per_s_per_gpu", "tokens/s a GPU")]
-    note = "each point is a deployment under one traffic; means over requests"
-    note += "" if points["inside"].all() else "; what exceeds a limit is on no front"
+    note = "each point is a deployment under one traffic, in steady state; means over requests"
+    missed = points["verdict"] == MISSES
+    note += "; what exceeds a limit is on no front" if missed.any() else ""
+    points = points.assign(inside=~missed)
     return fronts.pareto(points, axes, by="split", frame=Frame(title, note))
 
 
@@ -100,7 +105,7 @@ def engine_steps(log: Any, name: str) -> FigureSheet:
 
 
 def occupancy(log: Any, pages: Any, name: str) -> FigureSheet:
-    """Share of the pages of keys and values of each engine over time. pages: of each engine."""
+    """Share of the memory for keys and values of each engine over time. pages: of each engine."""
     import pandas as pd
 
     end = float(log[:, 2].max())
@@ -113,7 +118,7 @@ def occupancy(log: Any, pages: Any, name: str) -> FigureSheet:
     )
     rows["share"] = log[:, 7] / np.asarray(pages)[log[:, 0].astype(int)]
     means = rows.groupby(["engine", "time_s"], sort=True)["share"].mean().reset_index()
-    title = f"{name}: at most {100 * rows['share'].max():.0f} % of the pages are in use"
+    title = f"{name}: at most {100 * rows['share'].max():.0f} % of the KV memory are in use"
     return tables.heat(
-        means, Axis("share", "pages in use", "%"), x=Axis("time_s", "time", "s"), y="engine", frame=Frame(title)
+        means, Axis("share", "KV memory in use", "%"), x=Axis("time_s", "time", "s"), y="engine", frame=Frame(title)
     )

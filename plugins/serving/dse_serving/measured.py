@@ -260,7 +260,7 @@ def design_tree(row: Row, run: EngineRun | None = None, role: str = "") -> dict[
         "parallel": {**_PARALLEL, "tp": gpus // ranks, "pp": stages, "dp": ranks, "ep": ranks},
         "server": server,
         "engines": {**_ENGINES, "replicas": workers, "gpus": workers * gpus * stages},
-        "traffic": {"concurrency": row.concurrency, "requests": requests, "warm_up": 0, **lengths},
+        "traffic": {"concurrency": row.concurrency, "requests": requests, "counted": "all", "warm_up": 0, **lengths},
         "slo": {},
     }
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom
+from scipy.stats import binom, t
 
 import dse_serving.columns as at
 from dse.backend import Metric
@@ -17,6 +18,8 @@ from dse_serving.deployment import Deployment
 from dse_serving.traffic import Traffic
 
 Floats = NDArray[np.float64]
+MEETS, CLOSE, MISSES = 1.0, 0.5, 0.0
+"""A limit is held by the whole interval of a time, by a part of it, or by none."""
 METRICS = {
     "goodput_per_s": Metric("1/s", "requests within both limits for each second of steady traffic", "maximize"),
     "attained": Metric("fraction", "of the requests, within both limits", "maximize", high=1.0),
@@ -26,6 +29,15 @@ METRICS = {
     "tokens_per_usd": Metric("1/USD", "tokens over the price of all GPUs; 0 where that is not known", "maximize"),
     "ttft_s": Metric("s", "time to the first token, at slo.percentile"),
     "tpot_s": Metric("s", "time of each later token, at slo.percentile"),
+    "ttft_low_s": Metric("s", "lower end of the 95 % interval of ttft_s, by batch means"),
+    "ttft_high_s": Metric("s", "upper end of it; the longest time where requests are too few for one"),
+    "tpot_low_s": Metric("s", "lower end of the 95 % interval of tpot_s"),
+    "tpot_high_s": Metric("s", "upper end of it"),
+    "meets": Metric("", "1 within slo with both intervals, 0.5 too close to call, 0 beyond it", "maximize", high=1.0),
+    "rate_low_per_gpu": Metric("1/s", "lower end of the 95 % interval of tokens_per_s_per_gpu", "maximize"),
+    "rate_high_per_gpu": Metric("1/s", "upper end of it", "maximize"),
+    "enough": Metric("", "1 where intervals of both times have upper ends, else 0", "maximize", high=1.0),
+    "counted": Metric("", "requests that statistics count", "maximize"),
     "ttft_mean_s": Metric("s", "time to the first token, mean"),
     "tpot_mean_s": Metric("s", "time of each later token, mean"),
     "ttft_p50_s": Metric("s", "time to the first token, median"),
@@ -48,34 +60,36 @@ METRICS = {
 class ServingRun:
     """A run of a deployment, with the times of all requests [s] in the order of their numbers.
 
-    steps: number of all steps; skipped: share of the requests, the first ones, that no statistic counts.
+    steps: number of all steps; counted: requests that statistics count, in parts of equal size (`batches`) whose means
+    are independent of one another, as are times of requests that come `apart` from one another; enough: whether these
+    are as many as intervals need. offered_per_s: requests a second of open traffic that the engines keep up with, so
+    that as many leave; 0 where they are counted.
     """
 
     deployment: Deployment
     traffic: Traffic
     state: State
     steps: int
-    skipped: float = 0.0
+    counted: slice
+    batches: int = 1
+    apart: int = 1
+    enough: bool = True
+    offered_per_s: float = 0.0
 
     def times(self, column: int) -> Floats:
         """A time of every request, by a column of `dse_serving.columns`."""
         return np.asarray(self.state.moments[:, column])
 
     @cached_property
-    def counted_requests(self) -> slice:
-        """Requests that statistics count."""
-        return slice(min(int(self.skipped * self.traffic.size), self.traffic.size - 1), None)
-
-    @cached_property
     def ttft_s(self) -> Floats:
         """Time from arrival to the first token of every request that counts."""
-        return np.asarray((self.times(at.FIRST) - self.times(at.ARRIVAL))[self.counted_requests])
+        return np.asarray((self.times(at.FIRST) - self.times(at.ARRIVAL))[self.counted])
 
     @cached_property
     def tpot_s(self) -> Floats:
         """Time of each token after the first of the same; 0 where there is one token."""
         later = np.maximum(self.traffic.outputs - 1, 1)
-        return np.asarray(((self.times(at.FINISH) - self.times(at.FIRST)) / later)[self.counted_requests])
+        return np.asarray(((self.times(at.FINISH) - self.times(at.FIRST)) / later)[self.counted])
 
     @cached_property
     def transfers(self) -> Floats:
@@ -89,15 +103,13 @@ class ServingRun:
         that of the last one, while traffic keeps up; all of it where that is shorter than requests take on average.
         """
         arrivals, ends = self.times(at.ARRIVAL), self.times(at.FINISH)
-        begin, end = float(arrivals[self.counted_requests].min()), float(arrivals.max())
+        begin, end = float(arrivals[self.counted].min()), float(arrivals[self.counted].max())
         if end - begin > float((ends - arrivals).mean()):
             return begin, end
         return float(arrivals.min()), float(ends.max())
 
-    @cached_property
-    def shares(self) -> Floats:
-        """Share of every request that is served within the window, as it generates evenly over its time."""
-        begin, end = self.window
+    def shares(self, begin: float, end: float) -> Floats:
+        """Share of every request that is served from `begin` to `end`, as it generates evenly over its time."""
         first, finish = self.times(at.FIRST), self.times(at.FINISH)
         inside = np.minimum(finish, end) - np.maximum(first, begin)
         at_once = (finish > begin) & (finish <= end)
@@ -105,10 +117,40 @@ class ServingRun:
             np.where(finish > first, np.maximum(inside, 0.0) / np.where(finish > first, finish - first, 1.0), at_once)
         )
 
+    def rates(self, amounts: NDArray[Any], parts: int) -> Floats:
+        """Sum of an amount of every request for each second of equal parts of the window; 0 where it has no length."""
+        ends = np.linspace(*self.window, parts + 1)
+        sums = [(self.shares(*pair) * amounts).sum() for pair in itertools.pairwise(ends)]
+        return np.array(sums) / (ends[1] - ends[0]) if ends[1] > ends[0] else np.zeros(parts)
+
     def rate(self, amounts: NDArray[Any]) -> float:
-        """Sum of an amount of every request for each second of the window; 0 where it has no length."""
+        """Sum of an amount of every request a second: of what comes, where the engines keep up; else of the window."""
+        if self.offered_per_s:
+            return self.offered_per_s * float(amounts.mean())
+        return float(self.rates(amounts, 1)[0])
+
+    def rate_interval(self, amounts: NDArray[Any]) -> tuple[float, float]:
+        """95 % interval of `rate`, by the spread of what comes, or by batch means; none of one batch."""
+        if self.offered_per_s:
+            low, high = mean_interval(amounts.astype(float))
+            return self.offered_per_s * low, self.offered_per_s * high
+        return mean_interval(self.rates(amounts, self.batches)) if self.batches > 1 else (self.rate(amounts),) * 2
+
+    def is_known(self, share: float) -> bool:
+        """Tell whether the intervals of both times at a percentile have upper ends."""
+        return all(np.isfinite(self.percentile_ends(values, share)[1]) for values in (self.ttft_s, self.tpot_s))
+
+    @cached_property
+    def in_system(self) -> float:
+        """Requests under way, mean over the window."""
         begin, end = self.window
-        return float((self.shares * amounts).sum()) / (end - begin) if end > begin else 0.0
+        inside = np.minimum(self.times(at.FINISH), end) - np.maximum(self.times(at.ARRIVAL), begin)
+        return float(np.maximum(inside, 0.0).sum()) / (end - begin) if end > begin else float(len(inside))
+
+    def percentile_ends(self, values: Floats, share: float) -> tuple[float, float]:
+        """95 % interval of a percentile of times; without an upper end where requests are too few."""
+        low, high = percentile_interval(values, share, batches=self.batches, apart=self.apart)
+        return low, high if self.enough else float("inf")
 
     def within(self, ttft_s: float | None, tpot_s: float | None) -> NDArray[np.bool_]:
         """The requests that count and are within limits."""
@@ -128,14 +170,52 @@ def percentile(values: Floats, share: float) -> float:
     return float(np.quantile(values, share, method="inverted_cdf"))
 
 
-def percentile_interval(values: Floats, share: float, confidence: float = 0.95) -> tuple[float, float]:
-    """Interval of a percentile of independent values by order statistics, whose ranks are binomial (David and Nagaraja,
-    Order Statistics, section 7.1). The upper end is infinite where there are too few values for it.
+def percentile_interval(
+    values: Floats, share: float, confidence: float = 0.95, *, batches: int = 1, apart: int = 1
+) -> tuple[float, float]:
+    """Interval of a percentile by order statistics: of independent values, whose ranks are binomial (David and
+    Nagaraja, Order Statistics, section 7.1), or wider where the shares of equal batches, one after the other, that
+    exceed the percentile spread more (batch means; Law, Simulation Modeling and Analysis, section 9.5.3; of the
+    logarithm, as shares are not negative), or where those that exceed it are of few peaks, more than `apart` values
+    from one another: their number is Poisson's, and their sizes exponential (derived). The upper end is infinite where
+    there are too few values for it.
     """
     ordered, count = np.sort(values), len(values)
     tail = (1 - confidence) / 2
     low, high = int(binom.ppf(tail, count, share)), int(binom.ppf(1 - tail, count, share))
+    if batches > 1:
+        beyond = values > percentile(values, share)
+        means = np.array([float(part.mean()) for part in np.array_split(beyond, batches)])
+        peaks = 1 + int((np.diff(np.flatnonzero(beyond)) > apart).sum())
+        error = max(float(means.std(ddof=1)) / (batches**0.5 * (1 - share)), (2 / peaks) ** 0.5)
+        factor = float(np.exp(float(t.ppf(1 - tail, batches - 1)) * error))
+        low = min(low, int(np.floor((1 - (1 - share) * factor) * count)))
+        high = max(high, int(np.ceil((1 - (1 - share) / factor) * count)))
+        if high < count:
+            return float(ordered[max(low - 1, 0)]), max(float(ordered[high]), _beyond(ordered, share, factor))
     return float(ordered[max(low - 1, 0)]), float(ordered[high]) if high < count else float("inf")
+
+
+def _beyond(ordered: Floats, share: float, factor: float) -> float:
+    """Value that a `factor` fewer of the values exceed than a percentile, if they fall off exponentially as from their
+    median to it: the largest of correlated values are those of few peaks, and a longer run has higher ones.
+    """
+    middle = min(0.5, share / 2)
+    at_middle, at_share = percentile(ordered, middle), percentile(ordered, share)
+    return at_share + (at_share - at_middle) * float(np.log(factor) / np.log((1 - middle) / (1 - share)))
+
+
+def mean_interval(values: Floats, confidence: float = 0.95) -> tuple[float, float]:
+    """Interval of the mean of independent values, or of batch means, by Student's t."""
+    half = float(t.ppf((1 + confidence) / 2, len(values) - 1)) * float(values.std(ddof=1)) / len(values) ** 0.5
+    return float(values.mean()) - half, float(values.mean()) + half
+
+
+def verdict_of(low: float, high: float, limit: float | None) -> float:
+    """MEETS, MISSES or CLOSE: of a time with an interval against a limit."""
+    if limit is None or high <= limit:
+        return MEETS
+    return MISSES if low > limit else CLOSE
 
 
 def metrics_of(
@@ -143,6 +223,7 @@ def metrics_of(
 ) -> dict[str, float]:
     """Every metric of `METRICS`. share: percentile; slo: limits of the first and of later tokens [s]."""
     fits, gpus = served.within(*slo), served.deployment.gpus
+    rates = [max(0.0, end) / gpus for end in served.rate_interval(served.traffic.outputs)]
     tokens = served.rate(served.traffic.outputs)
     latency = served.times(at.FINISH) - served.times(at.ARRIVAL)
     ends, state = float(served.times(at.FINISH).max()), served.state
@@ -159,12 +240,17 @@ def metrics_of(
         "tokens_per_usd": 3600 * tokens / (gpus * usd_per_gpu_hour) if usd_per_gpu_hour else 0.0,
         "ttft_s": percentile(ttft, share),
         "tpot_s": percentile(tpot, share),
+        **_judged(served, share, slo),
+        "rate_low_per_gpu": rates[0],
+        "rate_high_per_gpu": rates[1],
+        "enough": float(served.is_known(share)),
+        "counted": float(len(ttft)),
         "ttft_mean_s": float(ttft.mean()),
         "tpot_mean_s": float(tpot.mean()),
         "ttft_p50_s": percentile(ttft, 0.5),
         "tpot_p50_s": percentile(tpot, 0.5),
-        "latency_s": float(latency[served.counted_requests].mean()),
-        "in_system": float(latency.sum()) / (ends - float(served.times(at.ARRIVAL).min())),
+        "latency_s": float(latency[served.counted].mean()),
+        "in_system": served.in_system,
         "kv_peak": float((1 - state.engine[:, at.LEAST_FREE] / total).max()),
         "prefix_hits": float(state.requests[:, at.HIT].sum() / served.traffic.inputs.sum()),
         "transfer_s": float(served.transfers.mean()) if len(served.transfers) else 0.0,
@@ -173,3 +259,13 @@ def metrics_of(
         "gpus": float(gpus),
         "steps": float(served.steps),
     }
+
+
+def _judged(served: ServingRun, share: float, slo: tuple[float | None, float | None]) -> dict[str, float]:
+    """Ends of the intervals of both times, and how they stand against their limits."""
+    judged, verdicts = dict[str, float](), list[float]()
+    for name, values, limit in zip(("ttft", "tpot"), (served.ttft_s, served.tpot_s), slo, strict=True):
+        low, high = served.percentile_ends(values, share)
+        verdicts.append(verdict_of(low, high, limit))
+        judged |= {f"{name}_low_s": low, f"{name}_high_s": min(high, float(values.max()))}
+    return judged | {"meets": min(verdicts)}

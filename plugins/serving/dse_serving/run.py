@@ -21,4 +21,5 @@ def run(
     if steps < 0:
         rule = "has requests that are never served: no engine has room for what waits"
         raise ConfigError([Problem("traffic", rule, way_out="use more GPUs, or shorter requests")])
-    return ServingRun(deployment, traffic, state, int(steps), skipped)
+    counted = slice(min(int(skipped * traffic.size), traffic.size - 1), traffic.size)
+    return ServingRun(deployment, traffic, state, int(steps), counted)

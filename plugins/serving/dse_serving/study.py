@@ -1,7 +1,8 @@
 """Studies of serving: the deployment with the most tokens a GPU within what users accept, and what changes it.
 
-Points are deployments under traffic. The answer is the best point within the limits of the study; where no point is,
-the nearest one with what binds. With engines of prompts apart, each split is compared with engines that do both.
+Points are deployments under traffic in steady state. The answer is the best point within the limits of the study
+(`dse_serving.choice`); where no point is, the nearest one with what binds. With engines of prompts apart, each split is
+compared with engines that do both.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import dse_serving.columns as at
+from dse.errors import ConfigError
 from dse.plots import Draw
 from dse.results.decisions import read_decision
 from dse.results.run_folder import FinishedRun, Outputs
@@ -22,10 +24,30 @@ from dse.values.units import with_prefix
 from dse_serving import figures as serving_figures
 from dse_serving.backend import ServingBackend
 from dse_serving.certainty import MORE, decide
+from dse_serving.choice import (
+    HIGH,
+    LOW,
+    RATE,
+    TIMES,
+    best_of,
+    best_of_splits,
+    close_rivals,
+    is_closed,
+    judged,
+    named,
+    plain,
+    sentence,
+    split_of,
+    under_way,
+    with_splits,
+    within,
+)
 from dse_serving.design import Serving, deployment_of
 from dse_serving.overlaps import OVERLAP_WORDS
 from dse_serving.plan_file import plan_tree
-from dse_serving.results import percentile_interval
+from dse_serving.results import CLOSE, MEETS, MISSES, ServingRun, verdict_of
+from dse_serving.steady import Overloaded, rounded_down
+from dse_serving.step_times import OverlapChoice
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -34,12 +56,14 @@ if TYPE_CHECKING:
 
     from dse.study.plan import Plan
 
-_RATE = "tokens_per_s_per_gpu"
-_TIMES = {"ttft_s": "time to the first token", "tpot_s": "time of a later token"}
-_SECTIONS = ("system", "model", "kernels", "run", "parallel", "server", "engines", "traffic", "slo")
+SECTIONS = ("system", "model", "kernels", "run", "parallel", "server", "engines", "traffic", "slo")
+"""Of the configuration of a deployment."""
 _DRAWN = 400  # steps of a timeline
 _LOGGED = 20_000
 _RIVALS = 4  # deployments whose errors are drawn
+_SHOWN = 12  # splits of a table
+_NAMED = 4  # deployments of a sentence
+_MEMORY = "KV memory in use"
 
 
 class ServingStudy(Plain):
@@ -54,37 +78,51 @@ class ServingStudy(Plain):
         """Certainty of the best deployment within the limits, by its key; none where no deployment is within them."""
         config = planned.request.tree
         limits = limits_of(config)
-        inside = within(with_splits(table), limits)
+        inside = within(judged(with_splits(table), limits)) if len(with_splits(table)) else table[:0]
         if not len(inside):
             return {}
-        best = best_of(inside)
-        rows = [{str(name): value for name, value in row.items()} for row in best_of_splits(inside).to_dict("records")]
-        rows = rows[:_RIVALS]  # of which the first is the best one
+        rows = best_of_splits(inside)[:_RIVALS]
+        best = rows[0]
         designs, names = [design_of(config, row) for row in rows], [str(row["split"]) for row in rows]
         return {str(best["key"]): decide(designs, names, limits, settings=planned.settings)}
 
     def answer(self, outputs: Outputs, table: pd.DataFrame) -> Iterator[Table | str]:
-        """Yield the best deployment within the limits, its rivals, and how sure that is; or the nearest one."""
+        """Yield the recommended deployment, how sure that is, and its rivals; or the nearest one."""
         config = outputs.read_config()
         points, limits = with_splits(table), limits_of(config)
         if not len(points):
             yield from refusals(table)
+            yield from overloaded(config, table)
             return
-        inside = within(points, limits)
+        points = judged(points, limits)
+        inside = within(points)
         if not len(inside):
             yield from nearest(points, limits)
+            yield from overloaded(config, table)
             return
         best = best_of(inside)
-        yield sentence(best)
+        yield f"best: {sentence(best)}"
+        yield from how_sure(config, best)
+        yield from too_close(points, best)
         yield rivals_table(inside)
         share = 100 * float(config["slo"]["percentile"])
-        yield f"times: of {share:g} % of the requests; pages: most of the memory for keys and values in use at a time"
+        yield f"times: of {share:g} % of the requests; KV memory in use: most at a time, of the fullest engine"
+        yield from overloaded(config, table)
         yield from tighter_limits(inside, best)
         yield from apart_or_together(inside)
         yield from transfer_lines(config, inside)
-        yield from how_sure(config, best)
+        yield from settings_line(config, best)
         yield from with_errors(config, outputs.read_json("summary"), best)
         yield from overlap_lines(config, best)
+
+    def details(self, outputs: Outputs, table: pd.DataFrame) -> Iterator[Table | str]:
+        """Yield the answer, and the overlap of steps by their sizes (`-v`)."""
+        config = outputs.read_config()
+        yield from self.answer(outputs, table)
+        points = with_splits(table)
+        inside = within(judged(points, limits_of(config))) if len(points) else points
+        if len(inside):
+            yield from overlap_spans(config, best_of(inside))
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
         """Throughput against interactivity, and what limits leave."""
@@ -96,7 +134,7 @@ class ServingStudy(Plain):
     def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
         """Steps of the engines of the best deployment, and their memory over time."""
         points = with_splits(run.outputs.read_table("results"))
-        inside = within(points, limits_of(run.config))
+        inside = within(judged(points, limits_of(run.config))) if len(points) else points
         if not len(inside):
             return
         best = best_of(inside)
@@ -107,36 +145,12 @@ class ServingStudy(Plain):
         )
         yield "plan.yaml", plan_tree(design_of(run.config, best))
         yield "engine", partial(serving_figures.engine_steps, log[:_DRAWN], str(best["split"]))
-        rivals = [
-            {str(name): value for name, value in row.items()} for row in best_of_splits(inside).to_dict("records")
-        ]
-        runs = {str(row["split"]): ServingBackend().serve(design_of(run.config, row)) for row in rivals[:_RIVALS]}
+        rivals = best_of_splits(inside)[:_RIVALS]
+        runs = {str(row["split"]): ServingBackend().serve(design_of(run.config, row)) for row in rivals}
         slo = design_of(run.config, best).slo
-        for name in _TIMES:
+        for name in TIMES:
             yield f"goodput_{name[:4]}", partial(serving_figures.goodput, runs, name, slo)
         yield "occupancy", partial(serving_figures.occupancy, log, pages, str(best["split"]))
-
-
-def with_splits(table: pd.DataFrame) -> pd.DataFrame:
-    """Points that were served, with how each splits its GPUs in words; `inside` marks those within all limits."""
-    points = table.dropna(subset=[_RATE]).reset_index(drop=True) if _RATE in table else table.iloc[:0]
-    return points.assign(
-        inside=points["status"] == "ok", status="ok", split=[_split(row) for row in points.to_dict("records")]
-    )
-
-
-def _split(row: Mapping[Any, Any]) -> str:
-    """`4 x TP 2`, or `1 x TP 4 for prompts, 2 x TP 2`; DP, PP and GPUs of experts alone where there are some."""
-    degrees = {name: int(_plain(row.get(f"parallel.{name}")) or 1) for name in ("tp", "dp", "pp")}
-    experts, tp, gpus = int(_plain(row.get("engines.expert_gpus")) or 0), degrees.pop("tp"), int(row["gpus"])
-    others = int(np.prod(list(degrees.values())))
-    more = "".join(f" {name.upper()} {degree}" for name, degree in degrees.items() if degree > 1)
-    name = f"TP {tp}{more}" + (f" and {experts} for experts" if experts else "")
-    if not _plain(row.get("engines.apart")):
-        return f"{gpus // (tp * others + experts)} x {name}"
-    prefill_tp, count = int(_plain(row.get("engines.prefill_tp")) or tp), int(row["engines.prefill_replicas"])
-    left = gpus - count * prefill_tp * others
-    return f"{count} x TP {prefill_tp}{more} for prompts, {left // (tp * others + experts)} x {name}"
 
 
 def limits_of(config: Mapping[str, Any]) -> dict[str, float]:
@@ -145,51 +159,18 @@ def limits_of(config: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(limit["high"]) for name, limit in limits.items() if limit.get("high") is not None}
 
 
-def within(points: pd.DataFrame, limits: Mapping[str, float]) -> pd.DataFrame:
-    """Points within all limits."""
-    for name, limit in limits.items():
-        points = points[points[name] <= limit]
-    return points
-
-
-def best_of(points: pd.DataFrame) -> dict[str, Any]:
-    """The point with the most tokens/s a GPU."""
-    return {str(name): value for name, value in points.iloc[points[_RATE].argmax()].items()}
-
-
-def sentence(best: Mapping[Any, Any]) -> str:
-    """The best deployment in a sentence."""
-    loop = f", {under_way(best):.0f} requests under way"
-    times = ", ".join(f"{words} {cell(best[name], 's')}" for name, words in _TIMES.items())
-    rate = f"{best[_RATE]:,.0f} tokens/s a GPU, {best['tokens_per_s_per_user']:.1f} tokens/s a user"
-    price = f", {best['tokens_per_usd']:,.0f} tokens a dollar" if best["tokens_per_usd"] else ""
-    return f"best: {best['split']}{loop}: {rate}{price}; {times}"
-
-
-def under_way(row: Mapping[Any, Any]) -> float:
-    """Requests under way: those of a closed loop, else the mean over time."""
-    is_closed = _plain(row.get("traffic.arrivals")) == "closed"
-    return float(row["traffic.concurrency"] if is_closed else row["in_system"])
-
-
-def best_of_splits(points: pd.DataFrame) -> pd.DataFrame:
-    """The best point of each split, the best split first."""
-    best: pd.DataFrame = points.loc[points.groupby("split")[_RATE].idxmax()].sort_values(_RATE, ascending=False)
-    return best
-
-
 def rivals_table(inside: pd.DataFrame) -> Table:
     """The best point of each split."""
     from rich.table import Table
 
     shown = Table(box=None, pad_edge=False)
-    heads = ("split", "under way", "tokens/s a GPU", "tokens/s a user", "tokens a dollar", *_TIMES.values(), "pages")
+    heads = ("split", "under way", "tokens/s a GPU", "tokens/s a user", "tokens a dollar", *TIMES.values(), _MEMORY)
     for place, name in enumerate(heads):
         shown.add_column(name, justify="right" if place else "left")
-    for row in best_of_splits(inside).head(12).to_dict("records"):
-        times = [cell(row[name], "s") for name in _TIMES]
+    for row in best_of_splits(inside)[:_SHOWN]:
+        times = [_end(row[name]) for name in TIMES]
         priced = f"{row['tokens_per_usd']:,.0f}" if row["tokens_per_usd"] else "–"  # of a GPU without a price
-        rates = [f"{row[_RATE]:,.0f}", f"{row['tokens_per_s_per_user']:.1f}", priced]
+        rates = [f"{row[RATE]:,.0f}", f"{row['tokens_per_s_per_user']:.1f}", priced]
         shown.add_row(row["split"], f"{under_way(row):.0f}", *rates, *times, f"{100 * row['kv_peak']:.0f} %")
     return shown
 
@@ -206,24 +187,26 @@ def nearest(points: pd.DataFrame, limits: Mapping[str, float]) -> Iterator[str]:
     for name, limit in limits.items():
         least = points.iloc[points[name].argmin()]
         if least[name] > limit:
-            rule = f"no deployment has a {_TIMES.get(name, name)} within {cell(limit, 's')}"
+            rule = f"no deployment has a {TIMES.get(name, name)} within {cell(limit, 's')}"
             yield f"{rule}: the least is {cell(least[name], 's')}, by {least['split']}"
     excess = np.max([points[name].to_numpy(float) / limit for name, limit in limits.items()], axis=0)
     near = {str(name): value for name, value in points.iloc[int(np.argmin(excess))].items()}
     binding = max(limits, key=lambda name: float(near[name] / limits[name]))
     over = f"{100 * (float(excess.min()) - 1):.0f} % over slo.{binding}"
-    yield f"nearest: {over}; {sentence(near).removeprefix('best: ')}"
+    yield f"nearest: {over}; {sentence(near)}"
 
 
 def tighter_limits(inside: pd.DataFrame, best: Mapping[Any, Any]) -> Iterator[str]:
-    """Yield which limit would change the split that is best."""
+    """Yield which limit would change the split that is best: one that its interval misses, and a rival's holds."""
     rivals = inside[inside["split"] != best["split"]]
-    for name, words in _TIMES.items():
-        faster = rivals[rivals[name] < best[name]]
+    for name, words in TIMES.items():
+        low, high = (name.replace("_s", f"_{end}_s") for end in ("low", "high"))
+        faster = rivals[rivals[high] < best[low]]
         if len(faster):
             rival = best_of(faster)
-            lost = 100 * (1 - rival[_RATE] / best[_RATE])
-            yield f"for a {words} below {cell(best[name], 's')}: {rival['split']}, {lost:.0f} % fewer tokens/s a GPU"
+            lost = 100 * (1 - rival[RATE] / best[RATE])
+            cost = f"{lost:.0f} % fewer tokens/s a GPU" if lost >= 1 else "as many tokens/s a GPU"
+            yield f"for a {words} below {_end(best[low])}: {named(rival)}, {cost}"
 
 
 def apart_or_together(inside: pd.DataFrame) -> Iterator[str]:
@@ -232,9 +215,11 @@ def apart_or_together(inside: pd.DataFrame) -> Iterator[str]:
         return
     sides = [inside[inside["engines.apart"].astype(bool) == side] for side in (False, True)]
     together, apart = map(best_of, sides)
-    gain = 100 * (apart[_RATE] / together[_RATE] - 1)
-    words = "more" if gain > 0 else "fewer"
-    yield f"prompts apart: {abs(gain):.0f} % {words} tokens/s a GPU ({apart['split']} against {together['split']})"
+    gain = 100 * (apart[RATE] / together[RATE] - 1)
+    words = f"{abs(gain):.0f} % {'more' if gain > 0 else 'fewer'} tokens/s a GPU"
+    if apart[HIGH] >= together[LOW] and together[HIGH] >= apart[LOW]:
+        words = "too close to call by tokens/s a GPU"
+    yield f"prompts apart: {words} ({named(apart)}, against {named(together)})"
 
 
 def transfer_lines(config: Mapping[str, Any], inside: pd.DataFrame) -> Iterator[str]:
@@ -251,41 +236,86 @@ def transfer_lines(config: Mapping[str, Any], inside: pd.DataFrame) -> Iterator[
     size = float(served.traffic.inputs.mean()) * pool.times.token_bytes * pool.gpus
     share = sent / float((served.times(at.FIRST) - served.times(at.ARRIVAL)).mean())
     way = "layer by layer during the prompt" if served.deployment.transfer.beside else "after the prompt"
-    gb_per_s = served.deployment.transfer.bytes_per_s / 1e9
-    moves = f"{size / 1e6:,.0f} MB of a prompt at {gb_per_s:,.0f} GB/s an engine, {way}"
+    rates = [served.deployment.transfer.bytes_per_s * part.gpus / 1e9 for part in served.deployment.pools]
+    links = f"{rates[0]:,.0f} GB/s an engine that sends, {rates[1]:,.0f} GB/s one that receives"
+    moves = f"{size / 1e6:,.0f} MB of a prompt at {links}, {way}"
     when = f"arrive {cell(sent, 's')} after it, {100 * share:.1f} % of the time to the first token"
     yield f"keys and values of {best['split']}: {moves}, {when}"
 
 
 def design_of(config: Mapping[str, Any], row: Mapping[Any, Any]) -> Serving:
     """The deployment of a row of the table."""
-    tree = {name: config[name] for name in _SECTIONS}
+    tree = {name: config[name] for name in SECTIONS}
     for path, value in row.items():
-        if str(path).partition(".")[0] in _SECTIONS and "." in str(path):
-            tree = _replace(tree, str(path).split("."), _plain(value))
+        if str(path).partition(".")[0] in SECTIONS and "." in str(path):
+            tree = replaced(tree, str(path).split("."), plain(value))
     return ServingBackend().design(tree)
 
 
-def _plain(value: Any) -> Any:
-    """A cell as a configuration has it; None where it is empty."""
-    import pandas as pd
-
-    return None if pd.isna(value) else value.item() if isinstance(value, np.generic) else value
-
-
-def _replace(tree: Mapping[str, Any], names: list[str], value: Any) -> dict[str, Any]:
+def replaced(tree: Mapping[str, Any], names: list[str], value: Any) -> dict[str, Any]:
+    """A tree with another value at a path."""
     first, *below = names
-    return {**tree, first: _replace(tree[first], below, value) if below else value}
+    return {**tree, first: replaced(tree[first], below, value) if below else value}
 
 
 def how_sure(config: Mapping[str, Any], best: Mapping[Any, Any]) -> Iterator[str]:
-    """Yield intervals of the best point's percentiles, and the settings that make it."""
+    """Yield how well the simulation knows the best point's times, and what that says of the limits."""
+    share, limits, parts = 100 * float(config["slo"]["percentile"]), limits_of(config), []
+    for words, name in (("first", "ttft_s"), ("later", "tpot_s")):
+        low, high = (float(best[name.replace("_s", f"_{end}_s")]) for end in ("low", "high"))
+        times = f"{_end(low)} {'to ' + _end(high) if best['enough'] else 'or more'}"
+        limit = limits.get(name)
+        verdict = "" if limit is None else _AGAINST[verdict_of(low, high if best["enough"] else np.inf, limit)]
+        parts.append(f"{words} tokens {times}{'' if limit is None else f', {verdict} {_end(limit)}'}")
+    asked = config["traffic"].get("requests")
+    least = f"; traffic.requests = {asked:,} is too few for that" if asked and asked < best["counted"] else ""
+    counted = f"{best['counted']:,.0f} requests of the steady state{least}"
+    counted = (
+        counted if config["traffic"].get("counted") == "steady" else f"{best['counted']:,.0f} requests, all of them"
+    )
+    yield f"for {share:g} % of the requests (95 % intervals of {counted}): {'; '.join(parts)}"
+
+
+_AGAINST = {
+    MEETS: "within the limit of",
+    CLOSE: "too close to call against the limit of",
+    MISSES: "beyond the limit of",
+}
+
+
+def too_close(points: pd.DataFrame, best: Mapping[Any, Any]) -> Iterator[str]:
+    """Yield which other deployments may be better, as far as the simulation can tell."""
+    close: dict[str, list[str]] = {}
+    for rival, why in sorted(close_rivals(points, best), key=lambda pair: -float(pair[0][RATE])):
+        close.setdefault(why, []).append(f"{named(rival)} ({rival[RATE]:,.0f} tokens/s a GPU)")
+    for why, names in close.items():
+        more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        yield f"too close to call: {', '.join(names[:_NAMED])}{more} {why}"
+
+
+def overloaded(config: Mapping[str, Any], table: pd.DataFrame) -> Iterator[str]:
+    """Yield which deployments cannot keep up with the traffic, and up to which rate they do."""
+    if "reason" not in table or config["traffic"]["arrivals"] == "closed":
+        return
+    knees = dict[str, float]()
+    for row in table[table["status"] == "infeasible"].to_dict("records"):
+        design = design_of(config, row)
+        try:
+            if ServingBackend().refusal(design) is None:
+                ServingBackend().serve(design)
+        except Overloaded as error:
+            knees[split_of({**row, "gpus": deployment_of(design).gpus})] = error.knee
+        except ConfigError:
+            continue
+    if knees:
+        shown = sorted(knees.items(), key=lambda entry: -entry[1])[:_SHOWN]
+        texts = [f"{split} (at most {rounded_down(knee)} requests/s)" for split, knee in shown]
+        yield f"cannot keep up: {', '.join(texts)}"
+
+
+def settings_line(config: Mapping[str, Any], best: Mapping[Any, Any]) -> Iterator[str]:
+    """Yield the settings of the software that make the best point."""
     design = design_of(config, best)
-    served, share = ServingBackend().serve(design), float(design.slo.percentile)
-    for words, values in (("first", served.ttft_s), ("later", served.tpot_s)):
-        low, high = percentile_interval(values, share)
-        times = f"{_end(low)} {'or more' if np.isinf(high) else 'to ' + _end(high)}"
-        yield f"{words} tokens at {100 * share:g} %: {times} (95 %, {len(values)} requests)"
     flags = " ".join(f"{flag} {get_path(_values(design), path)}" for path, flag in design.server.flags.items())
     if flags:
         yield f"{design.server.name}: {flags}"
@@ -296,10 +326,12 @@ def with_errors(config: Mapping[str, Any], summary: Mapping[str, Any], best: Map
     entry, decision = (summary.get("decisions") or {}).get(str(best["key"])), read_decision(summary, best["key"])
     if entry is None or decision is None or "ranges" not in entry:
         return
-    low, high = entry["ranges"][_RATE]
+    low, high = entry["ranges"][RATE]
     times = (f"{words} {_end(ends[0])} to {_end(ends[1])}" for words, ends in _ranges(entry))
     basis = ", ".join(f"{kind} by {text}" for kind, text in decision.basis.items())
-    yield f"with errors of predictions (90 %): {low:,.0f} to {high:,.0f} tokens/s a GPU, {', '.join(times)} ({basis})"
+    rate = f"{low:,.0f} to {high:,.0f} tokens/s a GPU, " if is_closed(best) else ""  # else what comes, whatever errors
+    lost = f"; it cannot keep up in {100 * (1 - entry['kept']):.0f} % of the draws" if entry["kept"] < 1 else ""
+    yield f"with errors of predictions (90 %): {rate}{', '.join(times)}{lost} ({basis})"
     rival = f"; else mostly {decision.rival}" if decision.rival else ""
     inside = f"within the limits in {100 * entry['within']:.0f} % of {entry['draws']} draws, "
     yield f"{inside if limits_of(config) else ''}the best in {100 * decision.fastest:.0f} %{rival}"
@@ -317,31 +349,66 @@ def _end(seconds: float) -> str:
 
 
 def _ranges(entry: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[float]]]:
-    return ((words, entry["ranges"][name]) for name, words in _TIMES.items())
+    return ((words, entry["ranges"][name]) for name, words in TIMES.items())
 
 
 def overlap_lines(config: Mapping[str, Any], best: Mapping[Any, Any]) -> Iterator[str]:
-    """Yield which overlap steps of the best point have by their size, and what they gain."""
+    """Yield what the overlap of the best point's steps gains, and the setting that makes it."""
     design = design_of(config, best)
-    plain = design.model_copy(update={"engines": design.engines.model_copy(update={"overlap": "waited"})})
     choice = deployment_of(design).pools[-1].times.overlap
     if choice is None or set(choice.names) <= {"waited", "apart"}:
         return
-    served, waited = (ServingBackend().serve(point) for point in (design, plain))
-    rates = [run.rate(run.traffic.outputs) for run in (served, waited)]
-    context = float(np.median(served.traffic.inputs + served.traffic.outputs // 2))
-    octave = int(np.clip(np.log2(context), 0, choice.plain.shape[1] - 1))
+    plain_engines = design.engines.model_copy(update={"overlap": "waited"})
+    runs = []
+    for point in (design, design.model_copy(update={"engines": plain_engines})):
+        try:
+            runs.append(ServingBackend().serve(point))
+        except Overloaded:
+            yield "overlap: without it, the engines cannot keep up"
+            return
+    used = _used(choice, _octave(choice, runs[0]))
+    flags = [flag for name, flag in design.server.overlaps.items() if name in used]
+    settings = f"; {design.server.name}: {' '.join(flags)}" if flags else ""
+    rates, times = ([value(run) for run in runs] for value in (_tokens_per_s, _time_of_later))
+    gain = f"{100 * (rates[0] / rates[1] - 1):.1f} % tokens/s"
+    if runs[0].offered_per_s:  # which brings as many to both
+        gain = f"{100 * (times[1] / times[0] - 1):.1f} % time of a later token"
+    yield f"overlap gains {gain}{settings}"
+
+
+def _tokens_per_s(served: ServingRun) -> float:
+    return served.rate(served.traffic.outputs)
+
+
+def _time_of_later(served: ServingRun) -> float:
+    return float(served.tpot_s.mean())
+
+
+def overlap_spans(config: Mapping[str, Any], best: Mapping[Any, Any]) -> Iterator[str]:
+    """Yield which overlap steps of the best point have by their size."""
+    design = design_of(config, best)
+    choice = deployment_of(design).pools[-1].times.overlap
+    if choice is None or set(choice.names) <= {"waited", "apart"}:
+        return
+    octave = _octave(choice, ServingBackend().serve(design))
     of_steps = {
         "steps with prompts, by tokens": _spans(choice.tokens, choice.prompts, choice.names),
         "steps without, by sequences": _spans(choice.sequences, choice.plain[:, octave], choice.names),
     }
     for what, spans in of_steps.items():
         yield f"overlap of {what}: {', '.join(spans)}"
-    used = [choice.names[place] for place in np.unique(np.append(choice.prompts, choice.plain[:, octave]))]
-    yield "; ".join(f"{name}: {OVERLAP_WORDS[name]}" for name in used)
-    flags = [flag for name, flag in design.server.overlaps.items() if name in used]
-    settings = f"; {design.server.name}: {' '.join(flags)}" if flags else ""
-    yield f"overlap gains {100 * (rates[0] / rates[1] - 1):.1f} % tokens/s{settings}"
+    yield "; ".join(f"{name}: {OVERLAP_WORDS[name]}" for name in _used(choice, octave))
+
+
+def _octave(choice: OverlapChoice, served: ServingRun) -> int:
+    """Column of the contexts that sequences of a run have."""
+    context = float(np.median(served.traffic.inputs + served.traffic.outputs // 2))
+    return int(np.clip(np.log2(context), 0, choice.plain.shape[1] - 1))
+
+
+def _used(choice: OverlapChoice, octave: int) -> list[str]:
+    """Overlaps that steps have at some size."""
+    return [choice.names[place] for place in np.unique(np.append(choice.prompts, choice.plain[:, octave]))]
 
 
 def _spans(sizes: Any, chosen: Any, names: Sequence[str]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -35,6 +35,8 @@ _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _HASHED = 512  # tokens of a block of Mooncake's traces
 _UNIT = 64  # tokens of a block of other prompts: pages of software divide it
 _MOST = 2**31  # bytes of a trace
+_DRAWN = 1000  # requests, where nothing says how many
+_GOLDEN = (5**0.5 - 1) / 2  # whose multiples fill a circle most evenly
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,27 @@ class Traffic:
         """Requests that arrive by their times; the others follow one that is finished."""
         return min(self.concurrency, self.size) if self.concurrency else self.size
 
+    def part_way(self) -> Traffic:
+        """The same closed loop, whose first requests have parts of their outputs left, spread evenly: all of them
+        finish at different times, as they do after many rounds (points of a golden ratio's rotation).
+        """
+        if not self.concurrency:
+            return self
+        outputs = self.outputs.copy()
+        left = np.modf(np.arange(1, self.num_timed + 1) * _GOLDEN)[0]
+        outputs[: self.num_timed] = np.maximum(1, np.ceil(left * outputs[: self.num_timed]))
+        return replace(self, outputs=outputs)
+
+    def looped(self, concurrency: int, count: int) -> Traffic:
+        """The same requests, again and again until there are so many, as a closed loop that begins part of the way."""
+        rounds, chosen = -(-count // self.size), np.arange(count) % self.size
+        blocks = self.blocks
+        if len(blocks.counts):
+            counts = np.tile(blocks.counts, rounds)[:count]
+            blocks = PromptBlocks(blocks.tokens, np.tile(blocks.numbers, rounds)[: int(counts.sum())], counts)
+        lengths = self.inputs[chosen], self.outputs[chosen], self.prefixes[chosen]
+        return Traffic(np.zeros(count), *lengths, concurrency, blocks).part_way()
+
 
 class TokenLengths(Frozen):
     """Numbers of tokens: `tokens`, all of them (fixed), the longest (uniform, from a share `low` of it), or the median
@@ -124,12 +147,17 @@ class TrafficSpec(Frozen):
     arrivals: closed, `concurrency` requests at all times; poisson or gamma at `rate_per_s` (gamma with the coefficient
     of variation `variation`); bursts of `burst` at once; or those of `trace`, a file, at `speed` times its pace.
     prefix: share of every prompt that is cached; with `prefixes`, so many different ones of which each request begins
-    with any, while an engine keeps its pages. warm_up: share of the requests, the first ones, whose times count
-    in no statistic.
+    with any, while an engine keeps its pages.
+
+    counted: `steady`, requests of the steady state alone (`dse_serving.steady`), of which `requests` is the least
+    number (None: as many as intervals need), and a closed loop begins with requests that are part of the way through
+    their outputs; or `all`, exactly `requests`, which a closed loop begins at one instant, as load generators measure.
+    warm_up: share of the requests, the first ones, whose times count in no statistic; of steady traffic, at least.
     """
 
     arrivals: Literal["closed", "poisson", "gamma", "bursts", "trace"] = "closed"
-    requests: Annotated[Integer, Field(ge=1, le=10**8)] = 1000
+    counted: Literal["steady", "all"] = "steady"
+    requests: Annotated[Integer, Field(ge=1, le=10**8)] | None = None
     concurrency: Annotated[Integer, Field(ge=1, le=10**6)] = 16
     rate_per_s: Annotated[Number, Field(gt=0, le=1e9)] = 1.0
     variation: Annotated[Number, Field(gt=0, le=100)] = 2.0
@@ -144,14 +172,17 @@ class TrafficSpec(Frozen):
     warm_up: Annotated[Number, Field(ge=0, lt=1)] = 0.1
     seed: Annotated[Integer, Field(ge=0, le=2**31 - 1)] = 0
 
-    def draw(self) -> Traffic:
-        """The requests. Raises ConfigError for a trace that cannot be read or is out of order."""
+    def draw(self, count: int | None = None) -> Traffic:
+        """The requests, so many of them where they are drawn (None: `requests`, or a thousand).
+
+        Raises ConfigError for a trace that cannot be read or is out of order.
+        """
         if self.arrivals == "trace" and not self.trace:
             raise ConfigError([Problem("traffic.trace", "is missing", way_out="write traffic.trace=<file>")])
         if self.arrivals == "trace":
             return read_trace(Path(str(self.trace)), self.speed)
         random = np.random.default_rng(self.seed)
-        count = self.requests
+        count = count or self.requests or _DRAWN
         kinds = self.mix or (Mix(input=self.input, output=self.output),)
         weights = np.array([kind.weight for kind in kinds])
         chosen = random.choice(len(kinds), count, p=weights / weights.sum())
@@ -162,10 +193,12 @@ class TrafficSpec(Frozen):
         prefixes = np.floor(self.prefix * inputs).astype(np.int64)
         closed = self.concurrency if self.arrivals == "closed" else 0
         times = self._times(random, count)
-        if not self.prefixes:
-            return Traffic(times, inputs, outputs, prefixes, closed)
-        blocks = PromptBlocks.of_groups(random.integers(0, self.prefixes, count), prefixes)
-        return Traffic(times, inputs, outputs, 0 * prefixes, closed, blocks)
+        if self.prefixes:
+            blocks = PromptBlocks.of_groups(random.integers(0, self.prefixes, count), prefixes)
+            traffic = Traffic(times, inputs, outputs, 0 * prefixes, closed, blocks)
+        else:
+            traffic = Traffic(times, inputs, outputs, prefixes, closed)
+        return traffic.part_way() if self.counted == "steady" else traffic
 
     def _times(self, random: np.random.Generator, count: int) -> Floats:
         if self.arrivals == "closed":
