@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, redirect_stdout
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,8 +36,21 @@ if TYPE_CHECKING:
 _FEW_KNOBS = 3  # that are named in a line
 
 
+class _StoppedBeforeRun(Exception):
+    """Ends a command where its study would begin to run: all that its own words mean is in the plan by then."""
+
+    def __init__(self, planned: Plan) -> None:
+        super().__init__("is planned, and not run")
+        self.planned = planned
+
+
+_plans_only: ContextVar[bool] = ContextVar("plans_only", default=False)
+
+
 def run(planned: Plan) -> tuple[Path, int]:
     """Evaluate a study and write everything; its folder, and 0, or 3 if points failed. Raises ConfigError."""
+    if _plans_only.get():
+        raise _StoppedBeforeRun(planned)
     for note in check_typed(planned):
         print(f"note: {note}", file=sys.stderr)
     drawing = FigureWorkers(planned.settings.figures)
@@ -51,11 +65,26 @@ def run(planned: Plan) -> tuple[Path, int]:
     return outputs.folder, 3 if _has_failed(planned, findings) else 0
 
 
-def dry_run(words: Sequence[str]) -> int:
-    """Print what a study would evaluate, and how long it would take."""
-    from dse.study.dry_run import command
+def dry_run(words: Sequence[str], command: Callable[[Sequence[str]], object] | None = None) -> int:
+    """Print what a study would evaluate, and how long it would take. Raises ConfigError.
 
-    return command(words)
+    command: that of words which it translates for a study, so that a dry run takes what a run takes.
+    """
+    from dse.study import dry_run as forecast
+
+    return forecast.command(words, forecast.planned_of if command is None else partial(_plan_of, command))
+
+
+def _plan_of(command: Callable[[Sequence[str]], object], words: Sequence[str]) -> Plan:
+    """The plan of the study that a command would run."""
+    token = _plans_only.set(True)
+    try:
+        command(words)
+    except _StoppedBeforeRun as stopped:
+        return stopped.planned
+    finally:
+        _plans_only.reset(token)
+    raise AssertionError("a command of a study runs it")
 
 
 @dataclass
