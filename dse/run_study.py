@@ -219,6 +219,8 @@ def _print_answer(planned: Plan, findings: Findings, outputs: Outputs) -> pd.Dat
     for part in answer(outputs, table, verbose=planned.settings.verbose):
         console.print(part)
     console.print(_describe_points(planned, findings), soft_wrap=True)
+    if text := _most_frequent_reason(table):
+        console.print(text, soft_wrap=True)
     return table
 
 
@@ -277,6 +279,12 @@ def _rests_on(facts: Sequence[Mapping[str, Any]]) -> str:
     counts = Counter(fact["provenance"] for fact in facts)
     shares = ", ".join(f"{count} {name}" for name, count in counts.most_common())
     return f"rests on {len(facts)} constants: {shares}" if facts else "rests on no constants"
+
+
+def _most_frequent_reason(table: pd.DataFrame) -> str:
+    """Why most of the points without a result have none; "" where all have one."""
+    counts = table.loc[table["status"] != "ok", "reason"].dropna().astype(str).value_counts()
+    return f"of those without a result, {counts.iloc[0]} of {counts.sum()}: {counts.index[0]}" if len(counts) else ""
 
 
 def _describe_points(planned: Plan, findings: Findings) -> str:

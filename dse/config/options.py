@@ -287,6 +287,26 @@ def note_source(tree: dict[str, Any], key: str, value: Any) -> None:
         sources[path] = {"provenance": "user", "source": "typed on the command line"}
 
 
+def put_least(tree: dict[str, Any]) -> None:
+    """Raise numbers of a configuration to the least of which a study's question asks (`study.at_least`): of one node,
+    for example, where NICs are asked about. What is typed counts all the same.
+    """
+    from dse.space import get_path, set_path
+
+    least = get_path(tree, "study.at_least")
+    for path, number in least.items() if isinstance(least, Mapping) else ():
+        present = get_path(tree, path)
+        if isinstance(present, int | float) and present < number:
+            set_path(tree, path, number)
+            section, _, inner = path.partition(".")
+            sources = tree[section].get("sources")
+            if isinstance(sources, dict):
+                sources[inner] = {
+                    "provenance": "derived",
+                    "source": "the least that the study asks of",
+                }
+
+
 def problems_of_files(tree: Mapping[str, Any]) -> list[Problem]:
     """Values that only the command line may give, in a configuration as files, or a record, give it.
 

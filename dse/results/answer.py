@@ -39,14 +39,18 @@ _MOST_MISSES = 3  # that are named in a line
 
 
 def write_answer(outputs: Outputs, module: str, table: pd.DataFrame) -> None:
-    """Write the answer in one sentence to `summary.json`: the title of the figure that answers the study's question, or
-    where the study has no figure of its own, what the winners tell.
+    """Write the answer in one sentence to `summary.json`: the study's own headline of the table of winners, else the
+    title of the figure that answers its question, or where it has neither, what the winners tell.
     """
     record = outputs.read_json("summary")
     figures = study_figures(outputs, module, table)
     # without results, figures have nothing to say
     key = next(iter(figures), None) if (table["status"] == "ok").any() else None
-    sentence = conclude(record, ranked_winners(record, table)) if key is None else title(key[1])
+    headline = getattr(plugins.load("study", module), "headline", None)
+    if key is None:
+        sentence = conclude(record, ranked_winners(record, table))
+    else:
+        sentence = headline(table) if headline is not None else title(key[1])
     outputs.write_json("summary", {**record, "answer": sentence})
 
 
