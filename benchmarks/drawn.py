@@ -10,18 +10,27 @@ of the rows of that table: what is looked up by key depends on neither.
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import io
+import json
+import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.headlines import numbers_without_origin
 from dse.plots import FigureSheet
 from dse.plots.labels import label
 from dse.results import report
 from dse.results.run_folder import Outputs
+from tests.campaigns.answer_check import small_run, studies
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,7 +109,7 @@ def _points(panel: Any) -> Iterator[tuple[str, Any]]:
             yield colour, np.ma.getdata(cloud.get_offsets())
         elif isinstance(cloud, PolyCollection):
             for path in cloud.get_paths():
-                yield colour, path.vertices[:2]
+                yield colour, np.asarray(path.vertices)[:2]
 
 
 def not_in_rows(sheet: FigureSheet) -> list[Mark]:
@@ -185,9 +194,82 @@ def counted(sheet: FigureSheet) -> Counter[Any]:
     )
 
 
-def moved(outputs: Outputs, module: str, table: pd.DataFrame, *, reverse: bool) -> dict[str, int]:
+def moved(outputs: Outputs, table: pd.DataFrame, *, reverse: bool) -> dict[str, int]:
     """Values of each figure that are others with the rows of the table numbered, or (reverse) ordered, otherwise."""
+    module = outputs.read_config()["study"]["module"]
     other = table.iloc[::-1].reset_index(drop=True) if reverse else table.set_axis(table.index[::-1])
     first = {name: counted(make()) for name, make in report.study_figures(outputs, module, table)}
     second = {name: counted(make()) for name, make in report.study_figures(outputs, module, other)}
     return {name: (first[name] - second.get(name, Counter())).total() for name in first}
+
+
+def wrong_values(outputs: Outputs) -> dict[str, int]:
+    """Figure of a finished run -> how many of its values are wrong; those without any are left out."""
+    module, table = outputs.read_config()["study"]["module"], report.load_selection(outputs).table
+    faults = Counter[str]()
+    for name, make in report.study_figures(outputs, module, table):
+        sheet = make()
+        faults[name] += len(not_in_rows(sheet)) + not_in_table(sheet, table)
+    for name, make in report.extras(outputs, module):
+        faults[name] += len(not_in_rows(make()))
+    for reverse in (False, True):
+        faults.update(moved(outputs, table, reverse=reverse))
+    return dict(+faults)
+
+
+def small_runs(folder: Path, names: Sequence[str] = ()) -> Iterator[Outputs]:
+    """Run studies with few points, one after the other, and yield their folders; all that this machine can run."""
+    for name in names or studies():
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            outputs = small_run(name, folder)
+        yield outputs
+
+
+def counters(names: Sequence[str] = ()) -> dict[str, Any]:
+    """`figures_wrong` and `headlines_wrong`, and where they are: study -> what is wrong."""
+    figures, headlines = dict[str, Any](), dict[str, Any]()
+    with tempfile.TemporaryDirectory(prefix="dse-drawn-") as folder:
+        for outputs in small_runs(Path(folder), names):
+            study = outputs.folder.parent.name
+            figures |= {study: wrong} if (wrong := wrong_values(outputs)) else {}
+            headlines |= {study: missing} if (missing := numbers_without_origin(outputs)) else {}
+    return {
+        "figures_wrong": sum(sum(wrong.values()) for wrong in figures.values()),
+        "headlines_wrong": sum(map(len, headlines.values())),
+        "where": {"figures": figures, "headlines": headlines},
+    }
+
+
+def figures_wrong(names: Sequence[str] = ()) -> int:
+    """Count drawn values that differ from their tables, over all figures of studies."""
+    return int(counters(names)["figures_wrong"])
+
+
+def headlines_wrong(names: Sequence[str] = ()) -> int:
+    """Count numbers of headlines that their tables do not hold."""
+    return int(counters(names)["headlines_wrong"])
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Print both counters; 1 where one is not 0."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.drawn", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("studies", nargs="*")
+    asked = parser.parse_args(words)
+    found = counters(asked.studies)
+    if asked.json:
+        print(json.dumps(found, indent=2))
+    else:
+        print(f"figures_wrong = {found['figures_wrong']}, headlines_wrong = {found['headlines_wrong']}")
+        print(*(f"{study}: {wrong}" for kind in found["where"].values() for study, wrong in kind.items()), sep="\n")
+    return int(bool(found["figures_wrong"] or found["headlines_wrong"]))
+
+
+QUICK = (
+    *("conccl", "dlrm_scaleout", "ficco", "ficco_sweep", "fused_ops", "goldyloc", "jitq", "nic_placement"),
+    *("comp_vs_comm", "operators", "t3", "t3_hardware", "t3_mi300x", "whole_models"),
+)
+"""Studies that take seconds each: those of the core, and of papers, with the most kinds of figures."""
+
+if __name__ == "__main__":
+    sys.exit(main())

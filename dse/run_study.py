@@ -242,7 +242,8 @@ def _print_claims(planned: Plan, outputs: Outputs, rows: Sequence[dict[str, Any]
         for part in report.levels(outputs):
             console.print(part)
     else:
-        console.print(claims_line(rows, planned.settings.study.name), soft_wrap=True)
+        if text := claims_line(rows, planned.settings.study.name):
+            console.print(text, soft_wrap=True)
         if text := report.levels_line(outputs):
             console.print(text, soft_wrap=True)
 
@@ -252,7 +253,7 @@ def _print_rest(planned: Plan, *, outputs: Outputs, shown: Selection, page: Path
     console, record = report.console(), outputs.read_json("provenance")
     summary = outputs.read_json("summary")
     idle = summary.get("idle") if summary["num_outcomes"] else None  # of nothing, no knob can be said to matter
-    lines = [] if idle is None else [_idle_knobs(idle, len(planned.knobs))]
+    lines = [_idle_knobs(idle, len(planned.knobs))] if idle else []
     recalled = sum(record.get("recalled", {}).values())
     notes = [f"{recalled} of the results were known from earlier studies"] if recalled else []
     notes += [] if shown.complete else [f"figures show {shown}; results.parquet has them all"]
@@ -268,8 +269,6 @@ def _print_rest(planned: Plan, *, outputs: Outputs, shown: Selection, page: Path
 
 def _idle_knobs(idle: Sequence[str], count: int) -> str:
     """One line on the searched knobs that change no metric; several are counted, and the report names them."""
-    if not idle:
-        return "every searched knob matters"
     few = len(idle) <= _FEW_KNOBS
     return "changes no metric: " + ("; ".join(idle) if few else f"{len(idle)} of {count} searched knobs, some in part")
 

@@ -98,7 +98,8 @@ class Decision:
             return ""
         now, then = (f"{100 * self.measure[name]:.0f} %" for name in ("wrong", "wrong_if_known"))
         how = command.format(system=system, gpus=gpus)
-        return f"to decide it, measure {self.measure['kind']} (a wrong choice is then {then} likely, not {now}): {how}"
+        cut = f"would cut the risk of a wrong choice from {now} to {then}"
+        return f"to decide it, measure {self.measure['kind']}, which {cut}: {how}"
 
     def gain(self, ratio: float) -> str:
         """The gain with its interval, as a cell of a table: `1.18x (1.06–1.29)`."""

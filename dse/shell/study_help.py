@@ -26,6 +26,7 @@ def study_text(name: str, folder: Path | None) -> str:
     command = plugins.declaration("COMMANDS", name)
     has_command = isinstance(command, plugins.Command) and command.study == name
     groups = dict(_groups(composed, folder))
+    options = {**dict(_knobs(composed)), **dict(_settings(composed))}
     examples = [f"run {name}", f"run {name} {_second_example(composed)}"]
     lines = [
         f"{name}: {tree.get('question') or list_options('study').get(name, '')}",
@@ -37,9 +38,7 @@ def study_text(name: str, folder: Path | None) -> str:
         *table_lines(groups),
         "",
         "Options: what it searches; `path=value` fixes one, `space.path=...` changes its values",
-        *table_lines(
-            {**dict(_knobs(composed)), **dict(_settings(composed)), **(command.options if has_command else {})}
-        ),
+        *table_lines({**options, **(command.options if has_command else {})}),
         "",
         "Examples",
         *(f"  python -m dse {example}" for example in examples),
