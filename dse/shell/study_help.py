@@ -48,15 +48,15 @@ def study_text(name: str, folder: Path | None) -> str:
 
 def _groups(composed: Request, folder: Path | None) -> Iterator[tuple[str, str]]:
     """Yield `group=option` of each group whose option the study takes, and how others are listed."""
-    from dse.space import get_path
-
     folders = [folder] if folder else []
     for group, title in sorted(plugins.declarations("GROUPS").items()):
         if group == "study":
             continue
         options = list_options(group, folders)
         section = override_key(group, _all_folders(folder)).partition("@")[2] or group
-        chosen = get_path(composed.tree, f"{section}.name")
+        chosen: Any = composed.tree
+        for name in (*section.split("."), "name"):
+            chosen = chosen.get(name) if isinstance(chosen, Mapping) else None
         if chosen in options:
             yield f"{group}={chosen}", f"{title}; {len(options)} options: python -m dse {plural(group)}"
 
