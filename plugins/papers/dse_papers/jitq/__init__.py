@@ -324,7 +324,9 @@ def _front(ok: pd.DataFrame) -> FigureSheet:
         texts.append(f"{memory} and {time} of the time ({_WAYS.get(str(name), str(name))})")
     title = f"A weight and its copies take {', '.join(texts)}"
     axes = Axis("bytes_per_parameter", "memory for a weight [B]"), Axis("share_quantisation", "time for copies", "%")
-    return fronts.pareto(ok.assign(copies=by), axes, by="copies", frame=Frame(title, "the title: what takes least time, of each way"))
+    return fronts.pareto(
+        ok.assign(copies=by), axes, by="copies", frame=Frame(title, "the title: what takes least time, of each way")
+    )
 
 
 def _capacity_figure(accounts: pd.DataFrame) -> FigureSheet:
