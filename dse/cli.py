@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,16 +112,15 @@ def _dispatch(words: list[str]) -> int:
         return OK
     if words[0] in (*VERBOSE, *SEVERAL):
         words = [*words[1:], words[0]]
-    if DRY_RUN in words:
-        from dse.run_study import dry_run
-
-        return dry_run(_named_study([word for word in words if word != DRY_RUN]))
-    if words == ["run"]:
+    only_counts, words = DRY_RUN in words, [word for word in words if word != DRY_RUN]
+    if words in ([], ["run"]):
         words = ["studies"]
     if words[0] == "run" and plugins.command_of_study(words[1]):
         words = words[1:]
     if _asks_for_several(words):
-        return _run_each(words)
+        return _count_each(words) if only_counts else _run_each(words)
+    if only_counts:
+        return _dry_run(words)
     if words[0] != "run" and "=" not in words[0] and not words[0].startswith(("-", "+", "~")):
         return _run_command(words)
     words = _named_study(words)
@@ -169,8 +168,8 @@ def _asks_for_several(words: Sequence[str]) -> bool:
     return has_flag or any(names_several(word, plugins.declarations("GROUPS")) for word in lists)
 
 
-def _run_each(words: Sequence[str]) -> int:
-    """Run a study for each combination of several values, and print one table of all; the most serious exit code."""
+def _jobs(words: Sequence[str]) -> list[tuple[Mapping[str, str], list[str]]]:
+    """The values that differ, and the words, of each study that a command line asks for. Raises ConfigError."""
     from dse.config.compose import check_foreign
     from dse.config.expansion import check_options, each_run
 
@@ -178,15 +177,40 @@ def _run_each(words: Sequence[str]) -> int:
     typed = list(words[1:]) if name else _named_study(words)
     _needs_hydra([*typed, "--multirun"])  # refuses flags that do not go together
     check_foreign(typed, own_folder(typed))
-    from dse.run_study import SeveralRuns
-
-    runs, codes = SeveralRuns(verbose=bool({*VERBOSE, "verbose=true"} & set(typed))), [OK]
     jobs = each_run([word for word in typed if word not in SEVERAL], plugins.declarations("GROUPS"))
     check_options([values for values, _ in jobs], plugins.declarations("GROUPS"), own_folder(typed))
+    return [(values, [*filter(None, [name]), *job]) for values, job in jobs]
+
+
+def _run_each(words: Sequence[str]) -> int:
+    """Run a study for each combination of several values, and print one table of all; the most serious exit code."""
+    jobs = _jobs(words)
+    from dse.run_study import SeveralRuns
+
+    runs, codes = SeveralRuns(verbose=bool({*VERBOSE, "verbose=true"} & set(words))), [OK]
     for values, job in jobs:
-        codes.append(_exit_code(runs.run, values, partial(_run_one, [*filter(None, [name]), *job])))
+        codes.append(_exit_code(runs.run, values, partial(_run_one, job)))
     runs.show()
     return max(codes)
+
+
+def _count_each(words: Sequence[str]) -> int:
+    """Print what each study of several would evaluate; the most serious exit code."""
+    codes = [OK]
+    for values, job in _jobs(words):
+        print(" ".join(f"{path}={value}" for path, value in values.items()))
+        codes.append(_exit_code(_dry_run, job))
+    return max(codes)
+
+
+def _dry_run(words: Sequence[str]) -> int:
+    """Print what a study would evaluate: a command's own words count as they do where it runs. Raises ConfigError."""
+    from dse.run_study import dry_run
+
+    command = plugins.declaration("COMMANDS", words[0]) if "=" not in words[0] else None
+    if command is None or not command.study:
+        return dry_run(_named_study(words))
+    return dry_run(words[1:], plugins.load("command", words[0]))
 
 
 def _run_one(words: Sequence[str]) -> tuple[Path, int]:

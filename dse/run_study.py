@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, redirect_stdout
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,8 +36,21 @@ if TYPE_CHECKING:
 _FEW_KNOBS = 3  # that are named in a line
 
 
+class _StoppedBeforeRun(Exception):
+    """Ends a command where its study would begin to run: all that its own words mean is in the plan by then."""
+
+    def __init__(self, planned: Plan) -> None:
+        super().__init__("is planned, and not run")
+        self.planned = planned
+
+
+_plans_only: ContextVar[bool] = ContextVar("plans_only", default=False)
+
+
 def run(planned: Plan) -> tuple[Path, int]:
     """Evaluate a study and write everything; its folder, and 0, or 3 if points failed. Raises ConfigError."""
+    if _plans_only.get():
+        raise _StoppedBeforeRun(planned)
     for note in check_typed(planned):
         print(f"note: {note}", file=sys.stderr)
     drawing = FigureWorkers(planned.settings.figures)
@@ -51,11 +65,26 @@ def run(planned: Plan) -> tuple[Path, int]:
     return outputs.folder, 3 if _has_failed(planned, findings) else 0
 
 
-def dry_run(words: Sequence[str]) -> int:
-    """Print what a study would evaluate, and how long it would take."""
-    from dse.study.dry_run import command
+def dry_run(words: Sequence[str], command: Callable[[Sequence[str]], object] | None = None) -> int:
+    """Print what a study would evaluate, and how long it would take. Raises ConfigError.
 
-    return command(words)
+    command: that of words which it translates for a study, so that a dry run takes what a run takes.
+    """
+    from dse.study import dry_run as forecast
+
+    return forecast.command(words, forecast.planned_of if command is None else partial(_plan_of, command))
+
+
+def _plan_of(command: Callable[[Sequence[str]], object], words: Sequence[str]) -> Plan:
+    """The plan of the study that a command would run."""
+    token = _plans_only.set(True)
+    try:
+        command(words)
+    except _StoppedBeforeRun as stopped:
+        return stopped.planned
+    finally:
+        _plans_only.reset(token)
+    raise AssertionError("a command of a study runs it")
 
 
 @dataclass
@@ -190,6 +219,8 @@ def _print_answer(planned: Plan, findings: Findings, outputs: Outputs) -> pd.Dat
     for part in answer(outputs, table, verbose=planned.settings.verbose):
         console.print(part)
     console.print(_describe_points(planned, findings), soft_wrap=True)
+    if text := _most_frequent_reason(table):
+        console.print(text, soft_wrap=True)
     return table
 
 
@@ -211,7 +242,8 @@ def _print_claims(planned: Plan, outputs: Outputs, rows: Sequence[dict[str, Any]
         for part in report.levels(outputs):
             console.print(part)
     else:
-        console.print(claims_line(rows, planned.settings.study.name), soft_wrap=True)
+        if text := claims_line(rows, planned.settings.study.name):
+            console.print(text, soft_wrap=True)
         if text := report.levels_line(outputs):
             console.print(text, soft_wrap=True)
 
@@ -221,7 +253,7 @@ def _print_rest(planned: Plan, *, outputs: Outputs, shown: Selection, page: Path
     console, record = report.console(), outputs.read_json("provenance")
     summary = outputs.read_json("summary")
     idle = summary.get("idle") if summary["num_outcomes"] else None  # of nothing, no knob can be said to matter
-    lines = [] if idle is None else [_idle_knobs(idle, len(planned.knobs))]
+    lines = [_idle_knobs(idle, len(planned.knobs))] if idle else []
     recalled = sum(record.get("recalled", {}).values())
     notes = [f"{recalled} of the results were known from earlier studies"] if recalled else []
     notes += [] if shown.complete else [f"figures show {shown}; results.parquet has them all"]
@@ -237,8 +269,6 @@ def _print_rest(planned: Plan, *, outputs: Outputs, shown: Selection, page: Path
 
 def _idle_knobs(idle: Sequence[str], count: int) -> str:
     """One line on the searched knobs that change no metric; several are counted, and the report names them."""
-    if not idle:
-        return "every searched knob matters"
     few = len(idle) <= _FEW_KNOBS
     return "changes no metric: " + ("; ".join(idle) if few else f"{len(idle)} of {count} searched knobs, some in part")
 
@@ -248,6 +278,12 @@ def _rests_on(facts: Sequence[Mapping[str, Any]]) -> str:
     counts = Counter(fact["provenance"] for fact in facts)
     shares = ", ".join(f"{count} {name}" for name, count in counts.most_common())
     return f"rests on {len(facts)} constants: {shares}" if facts else "rests on no constants"
+
+
+def _most_frequent_reason(table: pd.DataFrame) -> str:
+    """Why most of the points without a result have none; "" where all have one."""
+    counts = table.loc[table["status"] != "ok", "reason"].dropna().astype(str).value_counts()
+    return f"of those without a result, {counts.iloc[0]} of {counts.sum()}: {counts.index[0]}" if len(counts) else ""
 
 
 def _describe_points(planned: Plan, findings: Findings) -> str:

@@ -18,10 +18,12 @@ elementwise unit that runs elementwise operators: a kernel of the gpu, or units 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from dse.config.options import list_options, load_yaml, option_file
 from dse.space.blocks import Rule
 from search_spaces.comm_knobs import memory_rules
 from search_spaces.fused_knobs import FusedKnobs, issue_order, partners, remote_chunks
@@ -39,10 +41,17 @@ class FusedSchedule(FusedKnobs):
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
         """Require a DAG that can run, a system with all keys that it needs, and rows for every GPU."""
-        rules = [*_system_rules(system), *_dag_rules(workload), *self._memory_rules(system, workload)]
+        rules = [*self._kernel_rules(system), *_system_rules(system), *_dag_rules(workload)]
+        rules += self._memory_rules(system, workload)
         if any(rule.broken is True for rule in rules):
             return rules
         return [*rules, *_row_rules(system, workload), *self._chunk_rules(system, workload)]
+
+    def _kernel_rules(self, system: System) -> Iterator[Rule]:
+        """Require constants of persistent kernels where one is; kernels in bulk need none."""
+        if self.kernel == "fused" and system.gpu.persistent is None:
+            rule = f"has no data for persistent kernels; only {' and '.join(_with_persistent_kernels())} have"
+            yield Rule("system", True, rule, system.name, way_out="use schedule.name=bulk_sync, or one of these")
 
     def _memory_rules(self, system: System, workload: Workload) -> Iterator[Rule]:
         """Require units in memory if they add, or run operators."""
@@ -68,10 +77,14 @@ class FusedSchedule(FusedKnobs):
         return FusedLowering(system, workload, self).build()
 
 
+@functools.cache
+def _with_persistent_kernels() -> tuple[str, ...]:
+    """Names that systems with such constants begin with, for a message: `mi210_*`."""
+    files = ((name, option_file("gpu", name)) for name in list_options("gpu"))
+    return tuple(f"{name}_*" for name, path in files if path is not None and "persistent" in load_yaml(path))
+
+
 def _system_rules(system: System) -> Iterator[Rule]:
-    if system.gpu.persistent is None:
-        rule, way = "is absent, and has what kernels need that communicate by themselves", "use system=mi210_4"
-        yield Rule("system.gpu.persistent", True, rule, way_out=way)
     if system.fabric is None:
         return
     fabric, gpus, nics = system.fabric, system.node.num_gpus, system.fabric.nic.num_nics

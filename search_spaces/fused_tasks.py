@@ -272,7 +272,6 @@ class KernelTasks:
 
     def copy(self, gpu: GpuResources, move: Move, label: str, *, after: Sequence[int]) -> None:
         """Add a kernel that reads and writes the whole tensor of a collective."""
-        assert self._system.gpu.persistent is not None
         amount = move.load(gpu.load) * move.op.payload_bytes
         rate = self._system.gpu.stream_share * np.asarray(self._system.gpu.hbm_bytes_per_s) / 2
         gpu.stream = [

@@ -14,6 +14,7 @@ from dse.results import claims
 from dse.results.answer import geometric_mean as geometric_mean
 from dse.results.claims import Claim, ClaimResult
 from dse.results.run_folder import FinishedRun
+from dse.results.words import cell
 from dse.space import Case
 
 if TYPE_CHECKING:
@@ -99,6 +100,11 @@ def reach(values: Any, unit: str = "", *, digits: int = 0) -> str:
     return (low if low == high else f"{low} to {high}") + unit  # as they are shown, not as they are
 
 
+def range_of(values: Any, unit: str) -> str:
+    """The least and the largest of some values as the cells of a table show them: `0.13 % to 2 %`, or the only one."""
+    return " to ".join(dict.fromkeys(cell(value, unit) for value in (min(values), max(values))))
+
+
 def largest_row(rows: pd.DataFrame, column: str) -> pd.Series[Any]:
     """The first row with the largest value of a column."""
     row: pd.Series[Any] = rows.loc[[rows[column].idxmax()]].iloc[0]
@@ -114,3 +120,26 @@ def best_rows(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """Row with the least makespan of each group."""
     least: pd.DataFrame = rows.loc[rows.groupby(by, sort=False, observed=True)["makespan_s"].idxmin()]
     return least
+
+
+def speedups_of_winners(table: pd.DataFrame, what: str) -> str:
+    """What winners gain, as the table of an answer shows it: `Fused kernels are 1.02x to 1.95x as fast as …`."""
+    gains = winning_rows(table[table["status"] == "ok"])["speedup"].astype(float)
+    mean = f" ({geometric_mean(gains):.2f}x in the geometric mean)" if len(gains) > 1 else ""
+    return f"{what} {range_of(gains, 'x')} as fast as the baseline{mean}"
+
+
+def winning_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows that the table of the answer shows, in its order: what heads that table speaks of these.
+
+    `attrs` of the table of results name them by scenario and key (`dse.results.report.study_figures`); of a table that
+    names none, the best of each scenario.
+    """
+    import pandas as pd
+
+    names = rows.attrs.get("winners")
+    if not names:
+        return best_rows(rows, ["scenario"])
+    places = pd.Series(range(len(rows)), index=pd.MultiIndex.from_frame(rows[["scenario", "key"]].astype(str)))
+    first = places[~places.index.duplicated()]
+    return rows.iloc[first.reindex(pd.MultiIndex.from_tuples(names)).dropna().astype(int)]

@@ -84,7 +84,7 @@ def test_claims_are_a_line_that_names_what_is_missed_with_its_sign() -> None:
     assert line.startswith(
         "claims: 1 of 2 predicted claims are within; missed: wrong +200 % (python -m dse results claims"
     )
-    assert claims_line([], "toy") == "this study checks no published claims"
+    assert claims_line([], "toy") == ""
     untested = claims_line(judge(claims, {}, departure="another machine"), "toy")
     assert untested == "published claims were not tested: another machine"
 

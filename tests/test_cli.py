@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shlex
 import shutil
 import signal
 import sqlite3
@@ -21,7 +22,7 @@ import yaml
 import dse
 from dse.cli import main
 from dse.config.compose import request
-from dse.config.options import plural
+from dse.config.options import list_options, plural
 from dse.errors import ConfigError
 from dse.evaluation import evaluators
 from dse.results import report
@@ -109,7 +110,7 @@ def test_neither_the_package_nor_help_nor_a_refusal_imports_anything_heavy(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [[], ["-h"], ["study=ficco_sweep", "--help"]])
+@pytest.mark.parametrize("words", [[], ["-h"], ["--help", "system=h100_8"]])
 def test_help_is_what_one_gets_for_asking_or_for_nothing(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 0
     assert "usage: python -m dse" in capsys.readouterr().out
@@ -584,3 +585,25 @@ def test_one_of_several_runs_that_is_refused_leaves_the_others(
     assert main(["study=ficco_sweep", "-m", "system=mi300x_8,mi300x_9", *FAST]) == 2  # before the first run
     written = capsys.readouterr()
     assert ("did you mean `system=mi300x_8`?" in written.err, written.out) == (True, "")
+
+
+@pytest.mark.slow
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("study", sorted(list_options("study")))
+def test_help_on_a_study_tells_its_question_its_groups_what_it_searches_and_two_examples(
+    study: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = []
+    for words in (["run", study, "--help"], [f"study={study}", "--help"]):
+        assert main(words) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    tree = request([f"study={study}"])
+    assert str(tree.tree["study"]["question"]) in texts[0]
+    assert "simulator=" in texts[0]
+    assert all(f"  {knob.path}" in texts[0] for knob in tree.knobs)
+    examples = [line.strip() for line in texts[0].partition("Examples")[2].splitlines() if line.strip()]
+    assert len(examples) == 2
+    assert all(example.startswith(f"python -m dse run {study}") for example in examples)
+    typed = shlex.split(examples[1])[5:]
+    assert not request([f"study={study}", *(word for word in typed if word != "--dry-run")]).problems

@@ -138,8 +138,10 @@ def test_a_better_run_is_told_to_be_better_with_figures(tmp_path: Path, capsys: 
     first, _ = runs(tmp_path, table(), table(shift=1.0), config={"seed": 9}, made={"backend": "toy 2"})
     assert main(["results", "compare", str(first), "toy", f"output_dir={tmp_path}"]) == 0
     output = capsys.readouterr().out
-    for part in ("seed", "backend toy 1 -> toy 2", "6 | 6", "6 | 0", "mean", "shows no search"):
+    for part in ("seed", "backend toy 1 -> toy 2", "6 | 6", "6 | 0", "mean"):
         assert part in output, part
+    assert output.splitlines()[0].split() == ["scenario", "A", "B", "change", "winner", "A", "winner", "B"]
+    assert "shows no search" not in output
     (folder,) = (tmp_path / "compare").iterdir()
     assert folder.name == "toy_2026-01-01_00-00-00--toy_2026-01-02_00-00-00"
     names = {f"{name}.{kind}" for name in ("attainment", "hypervolume") for kind in ("png", "svg")}

@@ -13,11 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dse import plugins
 from dse.cli import main
+from dse.config.compose import request
+from dse.config.options import conf_dirs, override_key
 from dse.errors import ConfigError
 from dse.space import Knob
 from dse.study.census import Tally, general
 from dse.study.dry_run import Outlook, outlook
+from dse.study.plan import Plan
 from dse.study.timing import CallTimes, spread
 from dse.values import content_key
 from dse.values.units import duration_text, quantity_text
@@ -237,3 +241,83 @@ def test_a_program_that_takes_its_time_is_timed_a_few_times_only(elsewhere: Path
     assert forecast.row is not None
     assert forecast.row.store_bytes == 0.0
     assert forecast.row.table_bytes > 0.0
+
+
+COMMANDS = {
+    "codesign": ("budget.area_mm2=900", "technology=silicon_2026", "~workloads.training", "~workloads.prefill"),
+    "plan": ("parallel=auto", "layouts.gpus=8", "model=llama3_8b", "system=h100_8"),
+    "serve-plan": ("slo.ttft_s=2", "traffic.requests=20", "+space.engines.replicas=choice(1)", "~space.parallel"),
+}
+"""Command that runs a study -> words that only the command understands, and some by which it has few points."""
+
+
+def test_every_command_that_runs_a_study_is_tried_with_words_of_its_own() -> None:
+    declared = plugins.declarations("COMMANDS")
+    assert set(COMMANDS) == {name for name, command in declared.items() if command.study}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_a_dry_run_takes_the_words_of_a_command_as_a_run_does(
+    command: str, elsewhere: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = list[Plan]()
+    monkeypatch.setattr("dse.study.dry_run.outlook", lambda plan_, refused="": planned.append(plan_) or _stop())
+    with pytest.raises(_Stopped):
+        main([command, *COMMANDS[command], "--dry-run"])
+    monkeypatch.setattr("dse.run_study._evaluate", lambda plan_, drawing: planned.append(plan_) or _stop())
+    with pytest.raises(_Stopped):
+        main([command, *COMMANDS[command], "tracking=none"])
+    dry, real = planned
+    assert dry.settings.study == real.settings.study
+    assert dry.knobs == real.knobs
+    assert dry.request.tree["study"] == real.request.tree["study"]
+
+
+class _Stopped(Exception):
+    pass
+
+
+def _stop() -> None:
+    raise _Stopped
+
+
+@pytest.mark.slow
+def test_a_dry_run_of_several_values_tells_each_of_them(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*FEW, "system=[h100_8,mi300x_8]", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {"system=h100_8", "system=mi300x_8"} <= set(lines)
+    assert sum(line.startswith("the store holds") for line in lines) == 2
+
+
+def test_no_group_is_looked_for_inside_its_own_section() -> None:
+    groups = {path.parent.name for folder in conf_dirs() for path in folder.glob("*/*.yaml")}
+    for group in groups:
+        section = override_key(group, conf_dirs()).partition("@")[2]
+        assert section.partition(".")[0] != group
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("study", "words"),
+    [
+        ("codesign", "technology=silicon_2026"),
+        ("goldyloc_arrivals", "logic=dynamic"),
+        ("goldyloc_arrivals", "arrivals=streams"),
+        ("t3_requests", "controller=t3"),
+    ],
+)
+def test_an_option_of_a_plug_in_is_typed_by_its_name_and_so_is_a_file_of_ones_own(
+    study: str, words: str, tmp_path: Path
+) -> None:
+    assert not request([f"study={study}", words]).problems
+    group, _, option = words.partition("=")
+    file = next(path for folder in conf_dirs() if (path := folder / group / f"{option}.yaml").is_file())
+    (tmp_path / group).mkdir()
+    own = file.read_text("utf-8").replace(f"name: {option}", "name: mine")
+    (tmp_path / group / "mine.yaml").write_text(own, encoding="utf-8")
+    composed = request([f"study={study}", f"{group}=mine"], tmp_path)
+    assert not composed.problems
+    assert composed.tree[group] == request([f"study={study}"]).tree[group] | (
+        {"name": "mine"} if "name: mine" in own else {}
+    )

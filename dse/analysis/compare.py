@@ -1,4 +1,4 @@
-"""Comparison of two finished runs: differences in configuration and code, and whose fronts are better.
+"""Comparison of two finished runs: whose winners and fronts are better, differences in configuration and code.
 
 Objectives are compared scenario by scenario, each scaled so that the best value on either front is 0 and the worst is 1
 (a scale common to both runs); smaller is better. The hypervolume is the share of the box up to 1.1 in every
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dse.analysis.compared_winners import ComparedWinner, as_json, compared_winners, winners_table
 from dse.errors import ConfigError, Problem, pairs
 from dse.results import output_files, provenance, report
 from dse.results.output_files import plain_folder
@@ -164,13 +165,16 @@ def _epsilon(front: Floats, other: Floats, multiplicative: bool) -> float:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Comparison of two runs. rows: of `Pair.row`. why_not: what could not be compared, with the reason.
+    """Comparison of two runs. winners: of each scenario of both. rows: of `Pair.row`. unit: of the first objective.
+    why_not: what could not be compared, with the reason.
 
     curves: scenario -> of each run, points evaluated and hypervolume. attainment: rectangles [R, 5], see
     `attainment_difference`.
     """
 
     names: tuple[str, str]
+    winners: Sequence[ComparedWinner]
+    unit: str
     config: Mapping[str, tuple[Any, Any]]
     made: Sequence[str]
     counts: Sequence[Mapping[str, Any]]
@@ -184,6 +188,7 @@ class RunComparison:
     def json(self) -> dict[str, Any]:
         """Record that compare.json holds."""
         record: dict[str, Any] = {"a": self.names[0], "b": self.names[1], "why_not": dict(self.why_not)}
+        record |= {"winners": as_json(self.winners)}
         record |= {"config": {path: list(pair) for path, pair in self.config.items()}, "made": list(self.made)}
         record |= {"counts": list(self.counts), "goals": dict(self.goals), "reference": REFERENCE}
         record |= {"epsilon": self.epsilon, "fronts": list(self.rows)}
@@ -213,6 +218,8 @@ def compare_runs(first: FinishedRun, second: FinishedRun) -> RunComparison:
     factors = bool(pairs_) and all((points.values > 0).all() for pair in pairs_ for points in (pair.first, pair.second))
     return RunComparison(
         (first.name, second.name),
+        compared_winners(first, second),
+        str((first.summary.get("units") or {}).get(next(iter(first.goals)), "")),
         differences(first.config, second.config),
         made_otherwise(first.provenance, second.provenance),
         [_counts(run) for run in (first, second)],
@@ -355,10 +362,10 @@ def _methods(comparison: RunComparison) -> list[str]:
 
 def _printout(comparison: RunComparison) -> list[Table | str]:
     """Texts and tables to print."""
-    parts: list[Table | str] = [
-        f"A = {comparison.names[0]}\nB = {comparison.names[1]}",
-        _count_table(comparison.counts),
-    ]
+    objective = next(iter(comparison.goals)), comparison.unit
+    parts: list[Table | str] = [*winners_table(comparison.winners, comparison.names, objective)]
+    parts = parts or [f"A = {comparison.names[0]}\nB = {comparison.names[1]}"]
+    parts.append(_count_table(comparison.counts))
     parts.append(_change_table(comparison.config) if comparison.config else "the configurations are the same")
     parts.append(
         "made otherwise: " + "; ".join(comparison.made)
@@ -377,8 +384,6 @@ def _how_to_read(comparison: RunComparison) -> str:
     need = "1" if comparison.epsilon == "factor" else "0"
     text = f"hypervolume: share of the box up to {REFERENCE} times a scale common to both runs, scenario by scenario"
     text += f"\nepsilon: {unit} by which a front must improve to be nowhere worse than the other ({need}: it covers it)"
-    if "exhaustive" in _methods(comparison):
-        text += "\nan enumeration goes in the order of the space: its curve over evaluated points shows no search"
     return text
 
 

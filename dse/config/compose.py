@@ -266,6 +266,7 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
         _check_name(composer, tree, line.key, str(line.value))
         _add_to_name(composer, tree, line)
     composer.problems.extend(put_catalogued(tree, whole))
+    option_files.put_least(tree)
     lines = [leaf for line in lines for leaf in _leaves(tree, line)]
     values = [line for line in lines if line not in chosen]
     typed = [(line.key, line.text) for line in [*good, *values] if line.kind != "delete"]

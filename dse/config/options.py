@@ -93,13 +93,16 @@ def offered_twice(group: str, option: str, folders: Sequence[Path]) -> list[Prob
 def override_key(group: str, folders: Sequence[Path]) -> str:
     """Name that Hydra has for the choice of a group: with its place where that lies inside another group's section.
 
-    >>> override_key("gpu", conf_dirs()), override_key("system", conf_dirs())
-    ('gpu@system.gpu', 'system')
+    A file may name its own group's section as its place, as those of plug-ins do: that is no place inside another one.
+
+    >>> [override_key(group, conf_dirs()) for group in ("gpu", "system", "technology")]
+    ['gpu@system.gpu', 'system', 'technology']
     """
     files = [path for folder in folders for path in sorted((folder / group).glob("*.yaml"))]
     header = read_text(files[0], str(files[0])).partition("\n")[0].partition("# @package ")[2] if files else ""
     section = header.partition(".")[0]
-    is_inside = any((folder / section).is_dir() for folder in folders if section) and group not in _groups_at_root()
+    is_elsewhere = section not in ("", group) and group not in _groups_at_root()
+    is_inside = is_elsewhere and any((folder / section).is_dir() for folder in folders)
     return f"{group}@{section}.{group}" if is_inside else group
 
 
@@ -282,6 +285,26 @@ def note_source(tree: dict[str, Any], key: str, value: Any) -> None:
     is_number = not isinstance(value, bool) and (isinstance(value, int | float) or amount(str(value)) is not None)
     if path and is_number and isinstance(sources, dict):
         sources[path] = {"provenance": "user", "source": "typed on the command line"}
+
+
+def put_least(tree: dict[str, Any]) -> None:
+    """Raise numbers of a configuration to the least of which a study's question asks (`study.at_least`): of one node,
+    for example, where NICs are asked about. What is typed counts all the same.
+    """
+    from dse.space import get_path, set_path
+
+    least = get_path(tree, "study.at_least")
+    for path, number in least.items() if isinstance(least, Mapping) else ():
+        present = get_path(tree, path)
+        if isinstance(present, int | float) and present < number:
+            set_path(tree, path, number)
+            section, _, inner = path.partition(".")
+            sources = tree[section].get("sources")
+            if isinstance(sources, dict):
+                sources[inner] = {
+                    "provenance": "derived",
+                    "source": "the least that the study asks of",
+                }
 
 
 def problems_of_files(tree: Mapping[str, Any]) -> list[Problem]:

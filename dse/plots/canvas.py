@@ -95,7 +95,7 @@ class ValueAxis:
 @dataclass
 class FigureSheet:
     """A figure under construction. height: of a panel [inch]; columns: panels in a row; axes: by column, the
-    one that the figure is about first.
+    one that the figure is about first; table: the rows that it draws, to be held against those of a study.
     """
 
     figure: Any
@@ -110,6 +110,7 @@ class FigureSheet:
     xlabel: str = ""
     ylabel: str = ""
     arranged: bool = False
+    table: pd.DataFrame | None = None
 
     def rows(self) -> Iterator[tuple[bool, bool, Axes]]:
         """Yield of every panel whether it is the first of its row, whether nothing is below it, and the panel."""

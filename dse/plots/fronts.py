@@ -53,6 +53,7 @@ def pareto(table: pd.DataFrame, axes: Sequence[Axis], *, by: str, frame: Frame) 
         drawn.name(place, name)
     drawn.xlabel, drawn.ylabel = units[0].title, units[1].title
     drawn.axes = {x.column: ValueAxis("x", units[0]), y.column: ValueAxis("y", units[1])}
+    drawn.table = points
     drawn.legend(handles_of(chosen))
     third = f" of both and {axes[2].label}" if len(axes) > 2 else ""
     keys = [mark_handle(f"on the Pareto front{third}", marker="o", color="white", mec=INK, mew=0.8)]

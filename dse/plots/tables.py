@@ -70,6 +70,7 @@ def dots(rows: pd.DataFrame, value: Axis, *, row: str, by: str, frame: Frame) ->
         drawn.name(drawn.panels.index(panel), name)
     _same_axes(drawn.panels, rows[value.column] * unit.factor, unit)
     drawn.xlabel, drawn.axes = unit.title, {value.column: ValueAxis("x", unit, rows=tuple(order))}
+    drawn.table = rows
     bars = [mark_handle(text, **style) for text, style in (_LIMITS[limit] for limit in limits)]
     drawn.legend([*(handles_of(chosen) if len(chosen) > 1 else []), *bars])
     return drawn
@@ -166,6 +167,7 @@ def stacks(rows: pd.DataFrame, parts: Sequence[Axis], *, bar: str, label: str, f
         plain_ticks(panel.xaxis, unit)
         drawn.name(place, name)
     drawn.xlabel, drawn.axes = unit.title, {label: ValueAxis("x", unit, rows=tuple(bars))}
+    drawn.table = rows
     drawn.legend(handles_of(chosen, style="patch"))
     return drawn
 
@@ -200,6 +202,7 @@ def heat(rows: pd.DataFrame, value: Axis, *, x: Axis, y: str, frame: Frame) -> F
         drawn.name(place, name)
         _fit_heads(panel, list(columns.values()), (page_inches() - inches_of_text(names)) / drawn.columns)
     drawn.xlabel = scale(x, list(columns), logarithmic=True).title if any(map(_is_number, columns)) else x.label
+    drawn.table = rows
     return drawn
 
 
@@ -368,6 +371,7 @@ def curves(rows: pd.DataFrame, x: Axis, *, y: Axis, by: str, frame: Frame) -> Fi
         drawn.name(place, name)
     drawn.xlabel, drawn.ylabel = units[0].title, units[1].title
     drawn.axes = {y.column: ValueAxis("y", units[1], units[0].factor), x.column: ValueAxis("x", units[0])}
+    drawn.table = rows
     extra = [mark_handle("marks: measured", marker="o", color="#8c8c8c"), mark_handle("lines: predicted", ls="-")]
     drawn.legend([*handles_of(chosen, style="line" if not marks else "marker"), *(extra if marks else [])])
     return drawn

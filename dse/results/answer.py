@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,14 +40,18 @@ _MOST_MISSES = 3  # that are named in a line
 
 
 def write_answer(outputs: Outputs, module: str, table: pd.DataFrame) -> None:
-    """Write the answer in one sentence to `summary.json`: the title of the figure that answers the study's question, or
-    where the study has no figure of its own, what the winners tell.
+    """Write the answer in one sentence to `summary.json`: the study's own headline of the table of winners, else the
+    title of the figure that answers its question, or where it has neither, what the winners tell.
     """
     record = outputs.read_json("summary")
     figures = study_figures(outputs, module, table)
     # without results, figures have nothing to say
     key = next(iter(figures), None) if (table["status"] == "ok").any() else None
-    sentence = conclude(record, ranked_winners(record, table)) if key is None else title(key[1])
+    headline = getattr(plugins.load("study", module), "headline", None)
+    if key is None:
+        sentence = conclude(record, ranked_winners(record, table))
+    else:
+        sentence = headline(table) if headline is not None else title(key[1])
     outputs.write_json("summary", {**record, "answer": sentence})
 
 
@@ -112,8 +117,8 @@ def _baseline_in_words(record: Mapping[str, Any], study: Mapping[str, Any]) -> s
 def _ties_in_words(record: Mapping[str, Any], table: pd.DataFrame, count: int) -> str:
     """How many winners are as good with another value of a knob; "" where none is."""
     ties = Contest.of(record).ties(table, record["goals"])
-    texts = ", ".join(f"{words(path)} in {number} of {count}" for path, number in ties.items())
-    return f"as good with another value, so as declared: {texts}" if texts else ""
+    texts = ", ".join(f"{words(path)} makes no difference in {number} of {count}" for path, number in ties.items())
+    return f"{texts}; the default is shown" if texts else ""
 
 
 def _apart(record: Mapping[str, Any], best: pd.DataFrame) -> list[str]:
@@ -284,7 +289,10 @@ _SURE = 0.99  # beyond it, errors that were not drawn matter more
 
 
 def _advice_lines(scenarios: Iterable[Any], choices: Sequence[Decision | None]) -> Iterator[str]:
-    """Yield what follows for the scenarios whose winners do not stand out of what predictions are off by."""
+    """Yield what follows for the scenarios whose winners do not stand out of what predictions are off by.
+
+    Of a single scenario its own advice, else one sentence for each kind of advice, with the scenarios in order of name.
+    """
     alike: dict[str, list[str]] = {}
     for scenario, choice in zip(scenarios, choices, strict=True):
         if choice is None or not choice.advice:
@@ -296,10 +304,24 @@ def _advice_lines(scenarios: Iterable[Any], choices: Sequence[Decision | None]) 
         else:  # faster than the baseline, whichever of them is the fastest
             alike.setdefault(AS_GOOD, []).append(f"{scenario}: {choice.rival}")
     for advice, names in alike.items():
-        of = "" if len(choices) == 1 else f" in {len(names)} of {len(choices)}"
-        listed = ("; " if advice == AS_GOOD else ", ").join(names)
-        few = f" ({listed})" if len(choices) > 1 and len(names) <= _FEW_NAMES else ""
-        yield f"{advice}{of}{few}"
+        yield advice if len(choices) == 1 else _advice_for(advice, names, len(choices))
+
+
+def _in_order_of_numbers(name: str) -> list[str | int]:
+    """A key by which `g4` comes before `g12`."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+def _advice_for(advice: str, names: Sequence[str], count: int) -> str:
+    """Advice for some of several scenarios: names where they are few, else how many they are."""
+    few = len(names) <= _FEW_NAMES
+    ordered = sorted(names, key=_in_order_of_numbers)
+    which = ", ".join(ordered) if few else f"{len(names)} of {count}"
+    if advice == NOISE:
+        return f"nothing is surely faster than the baseline for {which}"
+    if advice == AS_GOOD:
+        return f"another option may be as fast for {'; '.join(ordered) if few else which}"
+    return f"{advice}, for {which}"
 
 
 _FEW_NAMES = 4  # scenarios that are named
@@ -386,9 +408,11 @@ def geometric_mean(values: Iterable[Any]) -> float:
 
 
 def claims_line(rows: Sequence[Mapping[str, Any]], study: str) -> str:
-    """One line on published claims: how many predictions are within, which are missed by how much, where they are."""
+    """One line on published claims: how many predictions are within, which are missed by how much, where they are; ""
+    where there are none.
+    """
     if not rows:
-        return "this study checks no published claims"
+        return ""
     count = claims_count(rows)
     if not count:
         alike = len({row["reason"] for row in rows}) == 1

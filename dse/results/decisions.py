@@ -98,7 +98,8 @@ class Decision:
             return ""
         now, then = (f"{100 * self.measure[name]:.0f} %" for name in ("wrong", "wrong_if_known"))
         how = command.format(system=system, gpus=gpus)
-        return f"to decide it, measure {self.measure['kind']} (a wrong choice is then {then} likely, not {now}): {how}"
+        cut = f"would cut the risk of a wrong choice from {now} to {then}"
+        return f"to decide it, measure {self.measure['kind']}, which {cut}: {how}"
 
     def gain(self, ratio: float) -> str:
         """The gain with its interval, as a cell of a table: `1.18x (1.06–1.29)`."""
@@ -147,7 +148,8 @@ def gain_text(ratio: float, low: float | None, high: float | None) -> str:
 def with_ranges(rows: pd.DataFrame, table: pd.DataFrame, on: Sequence[str]) -> pd.DataFrame:
     """Rows of a figure with the 90 % intervals of the gains of winners, as `range_low` and `range_high`.
 
-    table: results, whose `attrs` hold decisions; without any, rows stay as they are. on: columns that name a row.
+    table: results, whose `attrs` hold decisions; without any, rows stay as they are. on: columns that name a row. Rows
+    are found by these columns, never by their place, and keep their index: columns of the same rows go on fitting them.
     """
     entries = table.attrs.get("decisions") or {}
     winners = table[table["key"].astype(str).isin(entries.keys())]
@@ -155,7 +157,7 @@ def with_ranges(rows: pd.DataFrame, table: pd.DataFrame, on: Sequence[str]) -> p
         return rows
     ends = {f"range_{end}": [entries[str(key)].get(end) for key in winners["key"]] for end in ("low", "high")}
     spans = winners[list(on)].assign(**ends).astype(dict.fromkeys(ends, float))
-    return rows.merge(spans.drop_duplicates(list(on)), on=list(on), how="left")
+    return rows.merge(spans.drop_duplicates(list(on)), on=list(on), how="left").set_axis(rows.index)
 
 
 def helpful_measurement(record: Mapping[str, Any], system: Any) -> str:

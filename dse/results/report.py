@@ -59,8 +59,16 @@ def figures(outputs: Outputs, module: str, table: pd.DataFrame) -> Iterator[tupl
 
 
 def study_figures(outputs: Outputs, module: str, table: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
-    """Yield (name, what draws) of the figures of a study itself; `attrs` of its table hold decisions on winners."""
-    table.attrs["decisions"] = outputs.read_json("summary").get("decisions") or {}
+    """Yield (name, what draws) of the figures of a study itself.
+
+    `attrs` of its table hold decisions on winners, and (scenario, key) of the winners that its answer shows.
+    """
+    record = outputs.read_json("summary")
+    table.attrs["decisions"] = record.get("decisions") or {}
+    won = (
+        Contest.of(record).winners(table, record["goals"], apart=True) if (table["status"] == "ok").any() else table[:0]
+    )
+    table.attrs["winners"] = list(zip(won["scenario"].astype(str), won["key"].astype(str), strict=True))
     yield from plugins.load("study", module).figures(table, outputs.read_table("timelines"))
 
 

@@ -40,6 +40,10 @@ def help_text(words: Sequence[str], folder: Path | None) -> str:
     """
     if "--all" in words:
         return _program_text(every=True)
+    if study := _named_study(words, folder):
+        from dse.shell.study_help import study_text
+
+        return study_text(study, folder)
     for place in range(len(words)):
         for name in (" ".join(words[place : place + 2]), words[place]):
             if (command := plugins.declaration("COMMANDS", name)) is not None:
@@ -49,7 +53,14 @@ def help_text(words: Sequence[str], folder: Path | None) -> str:
     if "run" not in words:
         return _program_text()
     studies = _list_text("study", [folder] if folder else [], every=False)
-    return "\n".join([studies, "", "Columns of an answer", *_table_lines(plugins.declarations("COLUMNS"))])
+    return "\n".join([studies, "", "Columns of an answer", *table_lines(plugins.declarations("COLUMNS"))])
+
+
+def _named_study(words: Sequence[str], folder: Path | None) -> str:
+    """The study that words name, as `run <study>` or `study=<study>`; "" where they name none that there is."""
+    after_run = words[1:2] if words[:1] == ["run"] else []
+    named = [*after_run, *(word.removeprefix("study=") for word in words if word.startswith("study="))]
+    return next((name for name in named if name in list_options("study", [folder] if folder else [])), "")
 
 
 def commands_of(verb: str) -> dict[str, Command]:
@@ -66,7 +77,7 @@ def list_text(word: str, words: Sequence[str], folder: Path | None) -> str:
     titles = plugins.declarations("GROUPS")
     if word == "options":
         groups = {plural(group): titles[group] for group in sorted(titles)}
-        return "\n".join(["Groups of options: `python -m dse <group>` lists one", *_table_lines(groups)])
+        return "\n".join(["Groups of options: `python -m dse <group>` lists one", *table_lines(groups)])
     group = next((group for group in titles if plural(group) == word), None)
     return _list_text(group, [folder] if folder else [], every="--all" in words) if group else ""
 
@@ -79,15 +90,15 @@ def _list_text(group: str, folders: Sequence[Path], *, every: bool) -> str:
     more = [f"  ({len(rare)} more: python -m dse {plural(group)} --all)"] if rare else []
     first = next(iter(shown), "<name>")
     example = f"run {first}" if group == "study" else f"run <study> {group}={first}"
-    return "\n".join([f"{title} ({group}=)", *_table_lines(shown), *more, "", "Example", f"  python -m dse {example}"])
+    return "\n".join([f"{title} ({group}=)", *table_lines(shown), *more, "", "Example", f"  python -m dse {example}"])
 
 
 def _command_text(command: Command) -> str:
     lines = [f"usage: python -m dse {command.usage}", "", command.description, ""]
     if command.options:
-        lines += ["Options", *_table_lines(command.options), ""]
+        lines += ["Options", *table_lines(command.options), ""]
     for section, keys in _keys(command).items():
-        lines += [f"{section}.*, with defaults", *_table_lines(keys), ""]
+        lines += [f"{section}.*, with defaults", *table_lines(keys), ""]
     examples = command.examples or (command.usage,)  # a usage without placeholders
     return "\n".join([*lines, "Examples", *(f"  python -m dse {example}" for example in examples)])
 
@@ -108,7 +119,7 @@ def _keys(command: Command) -> dict[str, dict[str, str]]:
 def _verb_text(verb: str, commands: Mapping[str, Command]) -> str:
     lines = [f"usage: python -m dse {verb} <command> [...]", "", f"{VERBS.get(verb, verb)}:", ""]
     table = {name: command.description for name, command in commands.items()}
-    return "\n".join([*lines, *_table_lines(table), "", f"`python -m dse {verb} <command> --help` explains one."])
+    return "\n".join([*lines, *table_lines(table), "", f"`python -m dse {verb} <command> --help` explains one."])
 
 
 def _program_text(*, every: bool = False) -> str:
@@ -123,10 +134,10 @@ def _program_text(*, every: bool = False) -> str:
             "       python -m dse <verb> [...]              `python -m dse <verb> --help` explains a verb",
             "",
             "Verbs",
-            *_table_lines(dict(_verbs())),
+            *table_lines(dict(_verbs())),
             "",
             "Studies",
-            *_table_lines(shown),
+            *table_lines(shown),
             "",
             f"Lists: python -m dse {lists}",
             "(`options` lists the groups of options; --all after a list shows what few people need, too)",
@@ -150,7 +161,7 @@ def _verbs() -> Iterator[tuple[str, str]]:
             yield verb, VERBS.get(verb) or commands[verb].description
 
 
-def _table_lines(options: Mapping[str, str]) -> list[str]:
+def table_lines(options: Mapping[str, str]) -> list[str]:
     """Names with their descriptions, these in one column; a name that is too long for that has a line of its own."""
     width = max((len(name) for name in options if len(name) <= _COLUMN), default=0)
     lines = []

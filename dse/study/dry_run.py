@@ -8,15 +8,15 @@ sampled, and its numbers are marked as estimated. Time and disk come from timed 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse.config.compose import Request, request
-from dse.config.options import OWN_FLAGS, overrides, own_folder
+from dse.config.compose import request
+from dse.config.options import OWN_FLAGS, VERBOSE, overrides, own_folder
 from dse.errors import ConfigError, Problem, did_you_mean
 from dse.errors.terminal import bar
 from dse.evaluation.evaluators import POOL_PAYS_S
@@ -203,17 +203,25 @@ def _num_stored(planned: Plan, evaluated: SeenHashes) -> int | None:
 # ---------------------------------------------------------------- the command
 
 
-def command(words: Sequence[str]) -> int:
-    """`run <study> ... --dry-run [json=true]`: count the points and their cost; nothing is recorded or written."""
+def planned_of(words: Sequence[str]) -> Plan:
+    """Return the plan of a study from its words. Raises ConfigError."""
+    return plan(request(overrides(words), own_folder(words)))
+
+
+def command(words: Sequence[str], planned: Callable[[Sequence[str]], Plan] = planned_of) -> int:
+    """`run <study> ... --dry-run [json=true]`: count the points and their cost; nothing is recorded or written.
+
+    planned: returns the plan of what the words would run. Raises ConfigError.
+    """
     flags = [word.partition("=")[0] for word in words if word.startswith("-")]
-    for wrong in (flag for flag in flags if flag not in OWN_FLAGS):  # the first
-        raise ConfigError([Problem(wrong, "is no flag of a dry run", way_out=did_you_mean(wrong, OWN_FLAGS))])
-    typed = [word for word in overrides(words) if word != "json=true"]
-    planned, refused = _plan_or_refusal(request(typed, own_folder(words)))
-    typed_notes = check_typed(planned)
-    forecast = outlook(planned, refused)
+    known = (*OWN_FLAGS, *VERBOSE)
+    for wrong in (flag for flag in flags if flag not in known):  # the first
+        raise ConfigError([Problem(wrong, "is no flag of a dry run", way_out=did_you_mean(wrong, known))])
+    plan_, refused = _plan_or_refusal([word for word in words if word != _AS_JSON], planned)
+    typed_notes = check_typed(plan_)
+    forecast = outlook(plan_, refused)
     forecast = replace(forecast, notes=(*typed_notes, *forecast.notes))
-    if "json=true" in words:
+    if _AS_JSON in words:
         print(json.dumps(forecast.json(), indent=2, ensure_ascii=False, allow_nan=False))
         return 0
     console = report.console()
@@ -223,17 +231,20 @@ def command(words: Sequence[str]) -> int:
     return 0
 
 
-def _plan_or_refusal(typed: Request) -> tuple[Plan, str]:
+_AS_JSON = "json=true"
+
+
+def _plan_or_refusal(words: Sequence[str], planned: Callable[[Sequence[str]], Plan]) -> tuple[Plan, str]:
     """Return the plan, and why it would be refused where the only fault is a space larger than the budget."""
     try:
-        return plan(typed), ""
+        return planned(words), ""
     except ConfigError as error:
         if any(problem.value != "exhaustive" for problem in error.problems):  # other problems are reported as they are
             raise
         # the largest budget that is accepted
         (most,) = (bound.le for bound in Budget.model_fields["trials"].metadata if hasattr(bound, "le"))
-        budget = {**typed.tree["budget"], "trials": most}
-        return plan(replace(typed, tree={**typed.tree, "budget": budget})), error.problems[0].rule
+        others = [word for word in words if word.partition("=")[0] != "budget.trials"]
+        return planned([*others, f"budget.trials={most}"]), error.problems[0].rule
 
 
 def _table(forecast: Outlook) -> Table:

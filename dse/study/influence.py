@@ -130,8 +130,8 @@ def _unread(sample: _Sample, path: str, typed: object) -> Problem:
 
 def _partial(sample: _Sample, path: str, typed: object) -> str:
     names = ", ".join(f"`{other}`" for other in sample.alternatives(path))
-    text = f"{path} = {typed}: is read in some points of the space, and not in the base design ({sample.model})"
-    return f"{text}; what counts there: {names}" if names else text
+    text = f"{path} = {typed}: has no effect on the base design ({sample.model}), and some on other points of the space"
+    return f"{text}; set {names} for it" if names else text
 
 
 def _weak(path: str, typed: object, influence: Influence, goals: Sequence[str]) -> str:

@@ -70,7 +70,8 @@ class Study(Frozen):
     columns of the table shown for each winner. uncertainty: constants of the design -> how far off they may be, as a
     share (`dse.analysis.robustness`). probes: points beside the space, by name (`Probe`). data_dir: folder of measured
     tables, for studies that read such; the backend finds it in the design as `data_dir`. answer: what answers the
-    question, and which rows may win. terms: columns of its own tables -> what they mean.
+    question, and which rows may win. terms: columns of its own tables -> what they mean. at_least: path of a number ->
+    the least of which the question asks; a machine with less is asked about with so many.
     """
 
     missing_way_out: ClassVar[str] = "give it a value; module: plain suits a study without published values"
@@ -92,6 +93,7 @@ class Study(Frozen):
     data_dir: str | None = None
     answer: Answer = Answer()
     terms: Mapping[str, str] = Field(default_factory=dict)
+    at_least: Mapping[str, Number] = Field(default_factory=dict)
 
 
 MOST_TRIALS = 10_000_000

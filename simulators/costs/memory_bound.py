@@ -15,6 +15,9 @@ longer in flight than a byte that it stores here, the CUs keep
 bytes/s of their own under way, where N is needed: of HBM what the operator reaches without them, of a GEMM what its
 tiles take in. Its rate is u(F / N) / u(F_0 / N) of that without losses (F_0), with u(x) = x / sqrt(1 + x^2) as in
 `simulators.costs.transfer`: little where requests abound, 1 - p where latency bounds (derived).
+
+Of a GPU without the section `persistent` neither F_0 nor the rate of random rows is known: its kernels are bound by
+stream_efficiency B, the most that they can reach, and none of them communicates.
 """
 
 from __future__ import annotations
@@ -55,15 +58,13 @@ class PeerStores:
 def kernel_cost(
     system: System, op: Compute, *, occupancy_loss: ArrayLike = 0.0, stores: PeerStores = PeerStores()
 ) -> KernelCost:
-    """Cost of an operator on one GPU of a system with the section `persistent`. Numbers may be arrays.
+    """Cost of an operator on one GPU of a system. Numbers may be arrays.
 
-    stores: into peers' memory, meanwhile.
+    stores: into peers' memory, meanwhile; these, and a loss, need the section `persistent`.
     """
     losses = np.asarray(occupancy_loss, float), stores
     if isinstance(op, (Embedding, Gemv, Elementwise)):
-        assert system.gpu.persistent is not None
-        share = system.gpu.persistent.gather_efficiency if isinstance(op, Embedding) else system.gpu.stream_share
-        top = np.minimum(np.asarray(system.gpu.hbm_bytes_per_s) * share, _under_way(system.gpu, system.gpu.persistent))
+        top = _top_rate(system.gpu, gathers=isinstance(op, Embedding))
         seconds = op.bytes / (top * rate_kept(system, top, *losses))
         return KernelCost(np.asarray(seconds), np.asarray(op.bytes, float), np.asarray(op.flop, float), 1.0)
     count, shape = (
@@ -76,6 +77,15 @@ def kernel_cost(
     slower_gpu = gemms_of(system.model_copy(update={"gpu": slower}), op.precision)
     cost = gemm_cost(slower_gpu, GemmShape(*shape))
     return KernelCost(count * cost.seconds, count * cost.kernel.hbm_bytes, count * cost.flop, count)
+
+
+def _top_rate(gpu: Gpu, *, gathers: bool) -> Floats:
+    """Rate [bytes/s] of an operator that the HBM bounds, alone and without losses. gathers: it reads random rows."""
+    persistent, hbm = gpu.persistent, np.asarray(gpu.hbm_bytes_per_s, float)
+    if persistent is None:
+        return hbm * gpu.stream_share
+    share = persistent.gather_efficiency if gathers else gpu.stream_share
+    return np.minimum(hbm * share, _under_way(gpu, persistent))
 
 
 def _derate(gpu: Gpu, kept: ArrayLike) -> Gpu:
@@ -94,6 +104,8 @@ def _under_way(gpu: Gpu, persistent: Persistent) -> Floats:
 def rate_kept(system: System, needed: ArrayLike, occupancy_loss: ArrayLike, stores: PeerStores) -> Floats:
     """Share (0, 1] of its rate that an operator keeps which needs `needed` bytes/s under way, by Little's law."""
     persistent, need = system.gpu.persistent, np.asarray(needed, float)
+    if persistent is None and not np.any(occupancy_loss) and not np.any(stores.bytes_per_s):
+        return np.ones(need.shape)
     assert persistent is not None
     latency, full = persistent.memory_latency_s, _under_way(system.gpu, persistent)
     longer = (2 * latency if stores.copied else 0.0) + persistent.post_s

@@ -29,7 +29,7 @@ from simulators.overlap.simulation import OverlapSimulation, attributed, draw_sc
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.timeline import ForeignEngine, Timeline
 
-_VERSION = "16"  # of the physics and the metrics; raise it with every change that alters a result
+_VERSION = "17"  # of the physics and the metrics; raise it with every change that alters a result
 
 
 class OverlapBackend(Backend):
@@ -171,8 +171,10 @@ class OverlapBackend(Backend):
 
     def bound(self, batch: Batch, metrics: Columns) -> Columns:
         """Bound of the schedules of each design of a batch, or of the orders of its tasks, and the gap to it."""
-        seconds = self._bounds.seconds(batch)
-        return {"bound_s": seconds, "gap": metrics["makespan_s"] / seconds - 1}
+        makespan = metrics["makespan_s"]
+        # designs that all break a rule may have no task graph
+        seconds = self._bounds.seconds(batch) if np.isfinite(makespan).any() else np.full(makespan.shape, np.nan)
+        return {"bound_s": seconds, "gap": makespan / seconds - 1}
 
     def binding(self, design: BaseModel) -> tuple[float, str] | None:
         """The bound of all schedules with the means of a design, and what binds it; None where there is only one of

@@ -193,8 +193,9 @@ def _fractions(best: pd.DataFrame) -> FigureSheet:
 
 def _speedups(best: pd.DataFrame) -> FigureSheet:
     """Speed-up of each strategy in each scenario, a panel for each pattern."""
-    rows = with_ranges(best, best, ["scenario", "schedule.name"]).assign(
-        case=best["scenario"].str.rpartition("-")[0], panel=best["pattern"].map(_words), ideal=best["ideal_speedup"]
+    rows = with_ranges(best, best, ["scenario", "schedule.name"])
+    rows = rows.assign(
+        case=rows["scenario"].str.rpartition("-")[0], panel=rows["pattern"].map(_words), ideal=rows["ideal_speedup"]
     )
     won = best_rows(rows, ["scenario"])
     (name, times), mean = most_frequent(won["schedule.name"]), geometric_mean(won["speedup"])

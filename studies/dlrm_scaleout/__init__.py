@@ -14,8 +14,9 @@ from dse.plots import Axis, Draw, FigureSheet, Frame, fronts, tables
 from dse.plots.labels import label
 from dse.results.published import PublishedFigure, read
 from dse.results.run_folder import FinishedRun
+from dse.results.words import choice_in_words
 from studies.fused_ops import STUDY as FUSED_OPS
-from studies.plain import Plain, largest_row, most_frequent
+from studies.plain import Plain, largest_row, most_frequent, winning_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -104,21 +105,25 @@ def _iteration(rows: pd.DataFrame) -> FigureSheet:
 
 def _placement(rows: pd.DataFrame) -> FigureSheet:
     """Time over NICs by their place and network: of the scenarios that gain most and least, by each schedule."""
+    import pandas as pd
+
     where = [rows[name] for name in (_PLACEMENT, _NETWORK) if name in rows]
     place = sum((", " + part.map(label) for part in where[1:]), where[0].map(label)) if where else "NICs"
     groups = rows.assign(place=place).groupby(["scenario", "schedule.name", "place", _NICS], sort=False)
     best = groups["makespan_s"].min().reset_index()
-    spread = best.groupby("scenario", sort=False)["makespan_s"].agg(lambda seconds: seconds.max() / seconds.min())
+    of_nodes = best.groupby(["scenario", "place", _NICS], sort=False)["makespan_s"].min()  # with its fastest schedule
+    spread = of_nodes.groupby("scenario", sort=False).agg(lambda seconds: seconds.max() / seconds.min())
     telling = list(dict.fromkeys((spread.idxmax(), spread.idxmin())))  # both may be the same scenario
     few = best[best["scenario"].isin(telling)]
     few = few.assign(
         panel=few["scenario"] + ", " + few["schedule.name"].map(label), nics=few[_NICS].map("NICs: {:.0f}".format)
     )
-    fastest = best.loc[best.groupby(["scenario", _NICS], sort=False)["makespan_s"].idxmin()]
-    name, times = most_frequent(fastest["place"])
-    title = f"NICs at {name} are fastest in {times} of {len(fastest)} cases; "
-    title += f"place, network and number change the time by up to {spread.max():.1f}x"
-    note = f"of {len(spread)} scenarios the two that depend on it most and least" if len(spread) > 2 else ""
+    won = winning_rows(rows)
+    texts = pd.Series([choice_in_words(row, [_NICS, _PLACEMENT, _NETWORK]) for _, row in won.iterrows()])
+    choice, times = str(texts.value_counts().index[0]), int(texts.value_counts().iloc[0])
+    title = f"Fastest in {times} of {len(won)} models: {choice}"
+    note = f"the slowest place, network and number take up to {spread.max():.1f}x as long as the fastest"
+    note += f"; of {len(spread)} models the two that depend on it most and least" if len(spread) > 2 else ""
     return tables.dots(
         few.astype({"makespan_s": float}), _TIME, row="place", by="nics", frame=Frame(title, note, "panel")
     )

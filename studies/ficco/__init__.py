@@ -137,11 +137,11 @@ class Ficco(Plain):
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
         """Yield (name, what draws): speed-ups, Pareto fronts, DIL and CIL, losses, CUs, timelines of winners.
 
-        Panels are of the 16 scenarios that gain most and least. All but the timelines show the first topology alone,
-        as each topology has a baseline of its own.
+        Panels are of the 16 scenarios that gain most and least. All but the timelines show the first topology by name
+        (the mesh of the paper, where it was run), as each topology has a baseline of its own.
         """
         everywhere = _name_kinds(table[table["status"] == "ok"])
-        topologies = everywhere["system.node.topology"].unique()
+        topologies = sorted(everywhere["system.node.topology"].unique())  # whichever point was evaluated first
         ok = everywhere[everywhere["system.node.topology"] == topologies[0]]
         where = f"on a {topologies[0]}" if len(topologies) > 1 else ""
         yield "speedup", partial(_speedups, ok, where)
@@ -259,15 +259,15 @@ def _signatures(dma: pd.DataFrame, won: pd.DataFrame) -> FigureSheet:
     least = pd.concat([least, won[~won["key"].isin(least["key"])]])
     by_kernels = (least["schedule.comm_engine"] != "dma").map({True: " by CUs", False: ""})
     least = least.assign(
-        **{f"{loss}_s": least[f"{loss}_s"] / least["ideal_s"] for loss in _CAUSES},
+        **{f"{loss}_share": least[f"{loss}_s"] / least["ideal_s"] for loss in _CAUSES},
         bar=least["schedule.name"].map(label) + by_kernels,
         won=least["key"].isin(won["key"]),
     )
     won = least[least["won"]]
-    largest = won[[f"{loss}_s" for loss in _CAUSES]].idxmax(axis=1).astype(str).str.removesuffix("_s")
+    largest = won[[f"{loss}_share" for loss in _CAUSES]].idxmax(axis=1).astype(str).str.removesuffix("_share")
     cause, times = most_frequent(largest)
     title = f"The best schedule loses most by {cause} in {times} of {len(won)} {_SCENARIOS}"
-    parts = [Axis(f"{loss}_s", loss, "%") for loss in _CAUSES]
+    parts = [Axis(f"{loss}_share", loss, "%") for loss in _CAUSES]
     frame = Frame(title, "best of each schedule, moved by DMA engines; triangle: the fastest of all", "scenario")
     return tables.stacks(least, parts, bar="bar", label="loss, of the ideal time", frame=frame)
 

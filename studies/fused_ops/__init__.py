@@ -18,7 +18,7 @@ from dse.plots import Axis, Draw, FigureSheet, Frame, tables
 from dse.plots.labels import label
 from dse.results.claims import ClaimResult
 from dse.results.run_folder import FinishedRun
-from studies.plain import Plain, largest_row
+from studies.plain import Plain, largest_row, speedups_of_winners
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,6 +130,10 @@ class FusedOps(Plain):
                 text = f"{findings[name].remark}; without packing and unpacking {finding.ours:.1f} %"
                 findings[name] = replace(findings[name], remark=text)
         return findings
+
+    def headline(self, table: pd.DataFrame) -> str:
+        """Gains of the winners; the first figure is of the declared kernels, some of which do not win."""
+        return speedups_of_winners(table, "The fastest kernels are")
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
         """Reductions over the ratio of compute to communication; over chunks, order and occupancy."""

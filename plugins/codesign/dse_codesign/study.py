@@ -331,12 +331,10 @@ def _worth_table(machines: Machines) -> Iterator[Table | str]:
     for row in rows.to_dict("records"):
         low, high = (100 * (row[f"gain_{end}"] - 1) for end in ("low", "high"))
         gain = f"{100 * (row['gain'] - 1):+.1f} % ({low:.1f}–{high:.1f})"
-        sure = max(row["odds"], 1 - row["odds"]) >= _LEAST or not row["within_budget"]
-        pays = f"{('yes' if row['pays'] else 'no') if sure else 'within the noise'} ({100 * row['odds']:.0f} %)"
         dollars = [_usd(row[name]) for name in ("usd", "usd_worth")]
         prices = [*dollars, f"{row['area_mm2']:.1f} mm2", f"{row['power_w']:.1f} W"]
         within = "yes" if row["within_budget"] else f"no: {row['beyond']}"
-        shown.add_row(row["feature"], gain, *prices, within, pays)
+        shown.add_row(row["feature"], gain, *prices, within, _pays(row))
     yield shown
     yield (
         "worth: price at which throughput per dollar breaks even; pays: it costs less, within the budget; in brackets:"
@@ -346,6 +344,13 @@ def _worth_table(machines: Machines) -> Iterator[Table | str]:
     parts = [f"{row['knob']} {row['speed']:.3f}x ({row['usd']:+,.0f} USD)" for row in shares.to_dict("records")]
     if parts:
         yield f"from the base to the robust machine (Shapley values): {', '.join(parts)}"
+
+
+def _pays(row: Mapping[Any, Any]) -> str:
+    """Whether a feature pays, and in how many draws it costs less; beyond a limit, whether it would."""
+    odds = float(row["odds"])
+    verdict = "yes" if odds >= _LEAST else "no" if 1 - odds >= _LEAST else "within the noise"
+    return f"{verdict} ({100 * odds:.0f} %)" if row["within_budget"] else f"over budget (else {verdict})"
 
 
 def _slopes_table(machines: Machines) -> Iterator[Table | str]:
@@ -364,8 +369,8 @@ def _slopes_table(machines: Machines) -> Iterator[Table | str]:
         yield f"*: mean of both sides, which differ: {why}"
     for metric in machine_slopes.PRICES:
         if trade := machine_slopes.best_trade(machines.slopes, metric):
-            moved = f"{trade.more:.2f} % more {trade.raised} for {trade.less:.2f} % less {trade.lowered}"
-            yield f"at the same {metric}: {moved} is {trade.gain:+.2f} % of speed"
+            moved = f"{trade.more:+.2g} % {words(trade.raised)} for {-trade.less:+.2g} % {words(trade.lowered)}"
+            yield f"trade at equal {_EQUAL.get(metric, metric)}: {moved}: {trade.gain:+.2g} % speed"
 
 
 def _slope_text(slope: machine_slopes.Slope, name: str) -> str:
@@ -374,6 +379,8 @@ def _slope_text(slope: machine_slopes.Slope, name: str) -> str:
     return "–" if mean != mean else f"{mean + 0.0:+.2f}{'*' if slope.has_kink(name) else ''}"
 
 
+_EQUAL = {"cost_usd": "cost", "power_w": "power", "area_mm2": "area"}
+"""Metric -> what is equal in a trade."""
 _SLOPES = ("speed", "for a dollar", "cost", "power", "area")
 
 

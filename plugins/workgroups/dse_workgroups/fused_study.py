@@ -23,7 +23,7 @@ from dse_workgroups import CONF
 from simulators.hardware.machine import tree_of
 from simulators.workloads.operators import workloads_of
 from studies.fused_ops import STUDY as FUSED_OPS
-from studies.plain import Plain
+from studies.plain import Plain, speedups_of_winners
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -118,6 +118,10 @@ class FusedWorkgroups(Plain):
         missed = [row["id"].partition(".")[2] for row in tested if not row["within"]]
         words = {"copies": inputs.copies, "setup_s": inputs.setup_s, "recent_experts": inputs.recent}
         return {**words, "within": len(tested) - len(missed), "tested": len(tested), "missed": missed}
+
+    def headline(self, table: pd.DataFrame) -> str:
+        """Gains of the winners; the first figure is of the declared kernels, some of which do not win."""
+        return speedups_of_winners(table, "The fastest kernels are")
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
         """Time that fusing removes of each operator, in both configurations."""

@@ -32,7 +32,7 @@ from simulators.steps.task_graph import WAITING, intervals
 from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.common.facts import facts
 from studies.common.iterations import step_tree
-from studies.plain import Plain, extremes, reach
+from studies.plain import Plain, extremes, range_of, reach, winning_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,6 +47,7 @@ _ACCOUNT = "which weights, gradients and states the paper counts, and which copi
 _PARTS = ("hbm2_pim", "hbm3_strawman", "lpddr5x")
 _LAYERS_SHOWN = 3
 _WAYS = {"stored": "stored", "gpu": "made by the GPU", "pim": "made in memory"}
+_COST_OF_COPIES = {"bytes_per_parameter": "byte", "share_quantisation": "fraction"}
 _COPIES = {"used": "the two copies that training reads", "all": "four copies (MX9 and MX6, both ways)"}
 _SLOWED = (
     "what covers a burst is assumed (half of the LDS, in which tiles hold the same bytes); the paper's way is not known"
@@ -317,15 +318,15 @@ def _front(ok: pd.DataFrame) -> FigureSheet:
     """Time for copies against bytes for a weight."""
     way = ok[_WAY].astype(str)
     by = way.map(_WAYS).fillna(way) + ok[_SET].astype(str).radd(", ").add(" instructions").where(way == "pim", "")
-    memory = ok.groupby(way)["bytes_per_parameter"].min()
-    times = 100 * ok[ok["memory_share"] <= 1].groupby(way)["share_quantisation"].min()
-    texts = [
-        f"{_WAYS.get(str(name), str(name))} {memory[name]:.1f} B and {times.get(name, 0.0):.2f} % of the time"
-        for name in memory.index
-    ]
-    title = f"A weight with its copies takes, {', '.join(texts)}"
+    texts = []
+    for name, shown in winning_rows(ok).astype({_WAY: str}).groupby(_WAY, sort=False):
+        memory, time = (range_of(shown[column], unit) for column, unit in _COST_OF_COPIES.items())
+        texts.append(f"{memory} and {time} of the time ({_WAYS.get(str(name), str(name))})")
+    title = f"A weight and its copies take {', '.join(texts)}"
     axes = Axis("bytes_per_parameter", "memory for a weight [B]"), Axis("share_quantisation", "time for copies", "%")
-    return fronts.pareto(ok.assign(copies=by), axes, by="copies", frame=Frame(title, "the least of each way"))
+    return fronts.pareto(
+        ok.assign(copies=by), axes, by="copies", frame=Frame(title, "the title: what takes least time, of each way")
+    )
 
 
 def _capacity_figure(accounts: pd.DataFrame) -> FigureSheet:

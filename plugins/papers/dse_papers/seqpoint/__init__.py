@@ -17,9 +17,10 @@ from dse.config.options import conf_dir
 from dse.errors import ConfigError
 from dse.plots import Axis, Draw, FigureSheet, Frame, predictions, tables
 from dse.plots.canvas import mark_handle, plain_ticks, sheet
-from dse.plots.labels import INK, looks, number, scale
+from dse.plots.labels import INK, looks, scale
 from dse.results.claims import ClaimResult
 from dse.results.run_folder import FinishedRun
+from dse.results.words import cell
 from dse.space import Case
 from dse_calibration.backend import tables as measured_tables
 from dse_calibration.predictions import predicted_by
@@ -287,7 +288,7 @@ def _by_bound(epoch: _Epoch) -> list[tuple[float, Sample]]:
 def _errors_figure(rows: pd.DataFrame, error: Axis) -> FigureSheet:
     """Errors of every choice of iterations on every GPU, as dots from 0."""
     most = 100 * rows[error.column].abs().groupby(rows[_METHOD].map(_CHOICES).fillna(rows[_METHOD])).max()
-    texts = ", ".join(f"{number(float(f'{value:.2g}'))} % by {name}" for name, value in most.sort_values().items())
+    texts = ", ".join(f"{cell(value, '%')} by {name}" for name, value in most.sort_values().items())
     title = f"{capitalised(error.label)}: at most {texts}"
     names = {"gpu": rows[_SYSTEM].astype(str).str.replace("_", " "), "panel": rows["scenario"].str.replace("_", " ")}
     few = rows.assign(**names, choice=rows[_METHOD].map(_CHOICES).fillna(rows[_METHOD]))
