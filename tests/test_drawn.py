@@ -130,9 +130,9 @@ def test_a_headline_is_right_for_another_machine_or_workload(study: str) -> None
 def test_a_headline_of_another_run_is_wrong_for_this_one() -> None:
     """Else the test above could not fail."""
     outputs, usual = run_of("jitq", *ELSEWHERE["jitq"]), run_of("jitq")
-    held = headlines.TableNumbers.of(outputs)
-    assert held.missing(str(usual.read_json("summary")["answer"]))
-    assert held.missing("in 2 of 77 cases 123.4 %") == ["2 of 77", "123.4"]
+    numbers = headlines.TableNumbers.of(outputs)
+    assert numbers.missing(str(usual.read_json("summary")["answer"]))
+    assert numbers.missing("in 2 of 77 cases 123.4 %") == ["2 of 77", "123.4"]
 
 
 @pytest.mark.slow
