@@ -101,8 +101,11 @@ def _information(words: list[str]) -> str:
     """The help or the version, where words ask for one."""
     if not words or words[0] == "help" or {"--help", "-h"} & set(words):
         from dse.shell.help import help_text
+        from dse.shell.study_help import named_study, study_text
 
-        return help_text(words, own_folder(words))
+        folder = own_folder(words)
+        study = "" if "--all" in words else named_study(words, folder)
+        return study_text(study, folder) if study else help_text(words, folder)
     return f"dse {__version__}" if words[0] in ("--version", "version") else ""
 
 

@@ -314,10 +314,10 @@ def test_an_option_of_a_plug_in_is_typed_by_its_name_and_so_is_a_file_of_ones_ow
     group, _, option = words.partition("=")
     file = next(path for folder in conf_dirs() if (path := folder / group / f"{option}.yaml").is_file())
     (tmp_path / group).mkdir()
-    own = file.read_text("utf-8").replace(f"name: {option}", "name: mine")
-    (tmp_path / group / "mine.yaml").write_text(own, encoding="utf-8")
+    text = file.read_text("utf-8").replace(f"name: {option}", "name: mine")
+    (tmp_path / group / "mine.yaml").write_text(text, encoding="utf-8")
     composed = request([f"study={study}", f"{group}=mine"], tmp_path)
     assert not composed.problems
     assert composed.tree[group] == request([f"study={study}"]).tree[group] | (
-        {"name": "mine"} if "name: mine" in own else {}
+        {"name": "mine"} if "name: mine" in text else {}
     )

@@ -40,10 +40,6 @@ def help_text(words: Sequence[str], folder: Path | None) -> str:
     """
     if "--all" in words:
         return _program_text(every=True)
-    if study := _named_study(words, folder):
-        from dse.shell.study_help import study_text
-
-        return study_text(study, folder)
     for place in range(len(words)):
         for name in (" ".join(words[place : place + 2]), words[place]):
             if (command := plugins.declaration("COMMANDS", name)) is not None:
@@ -54,13 +50,6 @@ def help_text(words: Sequence[str], folder: Path | None) -> str:
         return _program_text()
     studies = _list_text("study", [folder] if folder else [], every=False)
     return "\n".join([studies, "", "Columns of an answer", *table_lines(plugins.declarations("COLUMNS"))])
-
-
-def _named_study(words: Sequence[str], folder: Path | None) -> str:
-    """The study that words name, as `run <study>` or `study=<study>`; "" where they name none that there is."""
-    after_run = words[1:2] if words[:1] == ["run"] else []
-    named = [*after_run, *(word.removeprefix("study=") for word in words if word.startswith("study="))]
-    return next((name for name in named if name in list_options("study", [folder] if folder else [])), "")
 
 
 def commands_of(verb: str) -> dict[str, Command]:

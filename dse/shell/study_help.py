@@ -17,6 +17,16 @@ if TYPE_CHECKING:
 _MOST_VALUES = 8  # of a knob that are listed
 
 
+def named_study(words: Sequence[str], folder: Path | None) -> str:
+    """The study that words name, as `run <study>` or `study=<study>`; "" where they name none that there is.
+
+    folder: of the user's own configuration.
+    """
+    after_run = words[1:2] if words[:1] == ["run"] else []
+    named = [*after_run, *(word.removeprefix("study=") for word in words if word.startswith("study="))]
+    return next((name for name in named if name in list_options("study", [folder] if folder else [])), "")
+
+
 def study_text(name: str, folder: Path | None) -> str:
     """Help on a study. folder: of the user's own configuration."""
     from dse.config.compose import request
