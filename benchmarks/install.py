@@ -46,9 +46,11 @@ def projects() -> dict[str, Mapping[str, Sequence[str]]]:
 
 
 def everything() -> list[str]:
-    """Names of all extras that need no torch, whose builds are for one machine or another."""
+    """Names of all extras but those that need torch, whose builds are for one machine or another, and uv's."""
     extras = {name: needed for of_project in projects().values() for name, needed in of_project.items()}
-    return sorted(name for name, needed in extras.items() if not any("torch" in text for text in needed))
+    return sorted(
+        name for name, needed in extras.items() if not any(text.startswith(("torch", "uv>")) for text in needed)
+    )
 
 
 def requirements(extras: Sequence[str]) -> list[str]:
@@ -56,9 +58,8 @@ def requirements(extras: Sequence[str]) -> list[str]:
     known = projects()
     names = {name for of_project in known.values() for name in of_project}
     if unknown := sorted(set(extras) - names):
-        raise SystemExit(
-            f"install: no project has an extra {', '.join(unknown)}: choose from {', '.join(sorted(names))}"
-        )
+        way = f"choose from everything, {', '.join(sorted(names))}"
+        raise SystemExit(f"install: no project has an extra {', '.join(unknown)}: {way}")
     words = []
     for folder, of_project in known.items():
         chosen = ",".join(name for name in extras if name in of_project)
