@@ -72,7 +72,7 @@ parity: setup ## test tracking with the oldest and the newest MLflow that are al
 	    .parity/bin/python -m pytest tests/test_tracking.py tests/test_shared_views.py || exit 1; \
 	done; rm -rf .parity
 
-cluster: $(VENV)/.with-dask $(VENV)/.with-postgresql ## kill parts of a cluster, restart its database, cut its links (as root), and time it
+cluster: $(VENV)/.with-dask ## kill parts of a cluster, restart its database, cut its links (as root), and time it
 	$(BIN)/python -m benchmarks.cluster
 
 kills: setup ## kill studies hundreds of times (a quarter of an hour) and record that nothing was lost
@@ -134,4 +134,4 @@ $(BIN)/python:
 	    exit 1; \
 	fi; \
 	echo "setup: creating $(VENV) with $$("$$python" --version)"; \
-	"$$python" -m venv --clear $(VENV)
+	"$$python" -m venv --clear $(VENV) && { $(BIN)/python -m pip uninstall --quiet --yes setuptools 2>/dev/null || true; }

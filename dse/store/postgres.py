@@ -8,7 +8,7 @@ every wait ends at a deadline set here, on sockets of any kind.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +23,7 @@ except ImportError:
     raise not_installed("postgresql", "psycopg", "postgresql") from None
 
 if TYPE_CHECKING:
+    from psycopg.abc import PQGen
     from sqlalchemy import Connection, Dialect, Engine
 
 T = TypeVar("T")
@@ -51,19 +52,18 @@ class WatchedConnection(psycopg.Connection[Any]):
         if hasattr(self, "pgconn"):
             self.pgconn.finish()
 
-    def wait(self, gen: Generator[Any, Any, T], interval: float = 0.1, timeout: float | None = None) -> T:
+    def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
         """Wait for the server's answer. Raises psycopg.OperationalError at the deadline."""
         began = time.monotonic()
         until = _deadline.get(began + ANSWER_S)
         limit = max(0.01, until - began)  # a deadline in the past still reads an answer that is there
         try:
-            answer: T = super().wait(gen, interval, limit if timeout is None else min(limit, timeout))
+            return super().wait(gen, interval, limit if timeout is None else min(limit, timeout))
         except psycopg.OperationalError as error:
             if self.closed or time.monotonic() < began + limit:
                 raise
             self.pgconn.finish()  # a late answer must not be taken for that of the next statement
             raise psycopg.OperationalError(f"no answer for {limit:.3g} s") from error
-        return answer
 
 
 @contextmanager
