@@ -4,6 +4,7 @@ STAMP := $(VENV)/.installed
 DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 MLFLOWS := 3.10.* 3.17.*
 PACKAGES := dse simulators search_spaces studies
+PYTEST ?= # more words for pytest of `make test` and `make more`, such as --no-skips
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 
 CANDIDATES := $(PYTHON) python3.13 python3.12 python3.11 python3
@@ -11,7 +12,7 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 VENV_PACKAGE := import sys; print("python%d.%d-venv" % sys.version_info[:2])
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep check fast coverage test more core nightly bench cluster kills search faults fuzz parity instructions answers docs docs-check format clean
+.PHONY: help setup extras sweep check fast coverage test more core nightly bench cluster kills search faults fuzz parity instructions answers docs docs-check format clean
 .DELETE_ON_ERROR:
 
 # The tests start hundreds of processes, each of which would compile every module again.
@@ -20,7 +21,9 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
-setup: $(STAMP) ## build .venv with the tested versions of all dependencies
+setup: $(STAMP) ## build .venv with the tested versions of what sweep, check and test need
+
+extras: $(VENV)/.with-everything ## add what only docs, browsers, clusters and benchmarks need (700 MB); torch comes from you
 
 sweep: setup ## run the overlap study end to end
 	$(BIN)/python -m dse study=ficco_sweep
@@ -34,14 +37,14 @@ check: setup ## check style, types and import rules
 fast: setup ## run the quick half of the tests (a minute)
 	$(BIN)/pytest -n auto --dist worksteal --hypothesis-profile ci -m 'not slow'
 
-coverage: setup ## print the branch coverage of the quick half of the tests (four minutes)
+coverage: $(VENV)/.with-coverage ## print the branch coverage of the quick half of the tests (four minutes)
 	$(BIN)/pytest -n auto --dist worksteal -m 'not slow' $(PACKAGES:%=--cov=%) $(patsubst %,--cov=%,$(notdir $(wildcard plugins/*/dse_*))) --cov-branch --cov-report=term
 
 test: check ## check, then run the tests, with the same drawn examples every time (six minutes)
-	$(BIN)/pytest -n 2 --dist worksteal --hypothesis-profile ci
+	$(BIN)/pytest -n 2 --dist worksteal --hypothesis-profile ci $(PYTEST)
 
-more: setup ## run the longer tests, as CI does after `make test` (five minutes)
-	$(BIN)/pytest -n 2 --dist worksteal --hypothesis-profile more -m 'more and not nightly'
+more: setup ## run the longer tests, and a seventh of the nightly ones, by the day of the week (eight minutes)
+	$(BIN)/pytest -n 2 --dist worksteal --hypothesis-profile more -m 'more and not nightly or tonight' $(PYTEST)
 
 core: setup ## run the core's tests in an environment in which no plug-in is installed
 	rm -rf .core && $(BIN)/python -m venv --without-pip .core
@@ -69,13 +72,13 @@ parity: setup ## test tracking with the oldest and the newest MLflow that are al
 	    .parity/bin/python -m pytest tests/test_tracking.py tests/test_shared_views.py || exit 1; \
 	done; rm -rf .parity
 
-cluster: setup ## kill parts of a cluster, restart its database, cut its links (as root), and time it
+cluster: $(VENV)/.with-dask ## kill parts of a cluster, restart its database, cut its links (as root), and time it
 	$(BIN)/python -m benchmarks.cluster
 
 kills: setup ## kill studies hundreds of times (a quarter of an hour) and record that nothing was lost
 	$(BIN)/python -m benchmarks.kills --record
 
-search: setup ## hold every search method against known fronts (twenty-five minutes) and record it
+search: $(VENV)/.with-rivals ## hold every search method against known fronts (twenty-five minutes) and record it
 	$(BIN)/python -m benchmarks.search --record
 
 fuzz: setup ## try 1,000 broken configurations, command lines, folders and strangers' files (some twenty minutes)
@@ -87,10 +90,10 @@ instructions: setup ## count the instructions of fixed workloads under Valgrind 
 answers: setup ## count wrong answers: silent numbers, stale results, calibrations off, studies that do not answer (half an hour)
 	$(BIN)/python -m benchmarks.answers
 
-docs: setup ## serve the documentation on 127.0.0.1:8000
+docs: $(VENV)/.with-docs $(VENV)/.with-charts ## serve the documentation on 127.0.0.1:8000
 	$(DOCS) serve
 
-docs-check: setup ## build the documentation strictly, run its tutorial and its notebooks (two minutes)
+docs-check: $(VENV)/.with-docs $(VENV)/.with-charts ## build the documentation strictly, run its tutorial and its notebooks (two minutes)
 	$(DOCS) build --strict --quiet
 	$(BIN)/python -m benchmarks.tutorial
 	$(BIN)/python -m benchmarks.notebooks
@@ -104,10 +107,16 @@ clean: ## remove caches and build products (.venv and results stay)
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt $(PLUGINS:%=%/pyproject.toml) | $(BIN)/python
-	@echo "setup: installing dse and its dependencies into $(VENV) (minutes the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' $(PLUGINS:%=-e ./%)
+	@echo "setup: installing dse and its dependencies into $(VENV) (half a minute the first time)"
+	@$(BIN)/python -m benchmarks.install dev
 	@echo "setup: compiling kernels, once"
 	@$(BIN)/python -m benchmarks.kernels
+	@touch $@
+
+# What a target needs beyond `make setup`: an extra of this project or of its plug-ins, or everything.
+$(VENV)/.with-%: $(STAMP)
+	@echo "setup: adding $* to $(VENV)"
+	@$(BIN)/python -m benchmarks.install $*
 	@touch $@
 
 # A candidate counts if it runs (a pyenv shim may not), is supported and can build an environment.
@@ -125,4 +134,4 @@ $(BIN)/python:
 	    exit 1; \
 	fi; \
 	echo "setup: creating $(VENV) with $$("$$python" --version)"; \
-	"$$python" -m venv --clear $(VENV)
+	"$$python" -m venv --clear $(VENV) && { $(BIN)/python -m pip uninstall --quiet --yes setuptools 2>/dev/null || true; }

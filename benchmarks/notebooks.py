@@ -25,7 +25,7 @@ def execute(path: Path) -> Any:
     import nbformat
     from nbclient import NotebookClient
 
-    notebook: Any = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+    notebook: Any = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
         metadata = {"path": folder}
         NotebookClient(notebook, timeout=_LIMIT_S, kernel_name="python3", resources={"metadata": metadata}).execute()
@@ -51,10 +51,10 @@ def check(path: Path, *, record: bool) -> list[str]:
     """Run a notebook; what differs, and nothing where it is recorded."""
     import nbformat
 
-    before: Any = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+    before: Any = nbformat.read(path, as_version=4)
     after = execute(path)
     if record:
-        nbformat.write(after, path)  # type: ignore[no-untyped-call]
+        nbformat.write(after, path)
         return []
     pairs = zip(texts(before), texts(after), strict=True)
     return [f"{path.name}: {shown} became {now}" for shown, now in pairs if shown != now]

@@ -12,14 +12,15 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import claims, gallery, reference
 from tests.campaigns import faults
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 PLUGINS = {
@@ -49,6 +50,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made from the code, from notebooks and from files of the repository."""
+    from mkdocs.structure.files import File
+
     pages = {**reference.pages(), **made_pages(), **_project_pages(), **_notebook_pages()}
     for path, text in pages.items():
         if path not in files.src_uris:

@@ -2,7 +2,7 @@
 
 >>> import dse
 >>> dse.__version__
-'0.1.0'
+'0.4.0'
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from dse.results.study_result import StudyResult
 
-__version__ = "0.1.0"
+__version__ = "0.4.0"
 VIEWS = {"optuna": "dse.tracking.optuna_storage:optuna_studies"}
 """Views of a finished run, by name (`dse.plugins`)."""
 __all__ = ["codesign", "load", "optimise", "plan", "result", "run"]

@@ -11,10 +11,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import sync_playwright
 
 from dse.results.selection import SelectionRule
 from dse.tracking.database import open_store
@@ -97,7 +97,10 @@ def server(shown: str) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.nightly
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium")
+@pytest.mark.skipif(find_spec("playwright") is None, reason="playwright is not installed: make extras")
 def test_a_browser_shows_metrics_and_knobs_of_the_saved_view(server: tuple[str, str], tmp_path: Path) -> None:
+    from playwright.sync_api import sync_playwright
+
     address, printed = server
     assert "ready after" in printed
     assert "Warning" not in printed

@@ -186,5 +186,6 @@ def _class(path: str) -> Callable[..., Any]:
     except ImportError:
         package = module.partition(".")[0].replace("_", "-")
         rule = f"needs {package}, which is not installed"
-        raise ConfigError([Problem("executor", rule, None, f"pip install {package}")]) from None
+        way = package if package == "dask-kubernetes" else "'overlap-dse-cluster[dask]'"
+        raise ConfigError([Problem("executor", rule, None, f"pip install {way}")]) from None
     return found

@@ -13,11 +13,10 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pytest
-from distributed import Client, Future, LocalCluster
 
 from benchmarks import cluster as proof
 from dse.cli import main
@@ -44,6 +43,9 @@ from tests.test_faults import fill
 from tests.test_silence import in_time
 from tests.test_store import CONTEXT, keys_of
 
+if TYPE_CHECKING:
+    from distributed import Client, Future, LocalCluster
+
 KNOBS = (Knob("thing.mode", ("flat", "bent")), Knob("thing.bend", ("firm", "loose")), Knob("thing.x", tuple(range(40))))
 QUIET = ["tracking=none", "figures=none", "fidelity=none"]
 SMALL = ["study=ficco_sweep", "workload.only=[g4]", "schedule=chunked", *QUIET]
@@ -58,10 +60,10 @@ def toybox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def cluster(toybox: Path) -> Iterator[LocalCluster]:
+def cluster(toybox: Path, dask: Any) -> Iterator[LocalCluster]:
     """Two workers that know the toy."""
     path = os.pathsep.join([str(toybox), str(REPOSITORY / "tests")])
-    with LocalCluster(
+    with dask.LocalCluster(
         n_workers=2,
         threads_per_worker=1,
         host="127.0.0.1",
@@ -73,8 +75,8 @@ def cluster(toybox: Path) -> Iterator[LocalCluster]:
 
 
 @pytest.fixture
-def client(cluster: LocalCluster) -> Iterator[Client]:
-    with Client(cluster, set_as_default=False) as connection:
+def client(cluster: LocalCluster, dask: Any) -> Iterator[Client]:
+    with dask.Client(cluster, set_as_default=False) as connection:
         connection.wait_for_workers(2)
         yield connection
 
@@ -206,6 +208,7 @@ def _be_oneself() -> None:
     remote.code_version = code_version  # type: ignore[attr-defined]
 
 
+@pytest.mark.usefixtures("dask")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code", "parts"),
@@ -237,6 +240,7 @@ def test_what_cannot_work_is_told_with_the_way_out(
     assert all(part in output for part in parts), output
 
 
+@pytest.mark.usefixtures("dask")
 @pytest.mark.more
 def test_certificates_let_a_study_in_and_nobody_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -306,7 +310,7 @@ def test_a_worker_without_the_program_or_with_another_is_refused_by_name(tmp_pat
 
 @pytest.mark.nightly
 def test_a_worker_whose_disk_is_full_is_sent_away_and_the_study_goes_on(
-    small: Path, allreduce: list[str], capsys: pytest.CaptureFixture[str]
+    small: Path, allreduce: list[str], dask: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill(small, spare=3_000_000)
     Path("large.sh").write_text('head -c 6000000 /dev/zero > scratch && exec python3 "$1"')
@@ -314,10 +318,10 @@ def test_a_worker_whose_disk_is_full_is_sent_away_and_the_study_goes_on(
     text = simulator.read_text()
     simulator.write_text(text.replace('[python3, "', '[/bin/sh, "{here}/large.sh", "'))
     with (
-        LocalCluster(
+        dask.LocalCluster(
             n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
         ) as local_cluster,
-        Client(local_cluster, set_as_default=False) as client,
+        dask.Client(local_cluster, set_as_default=False) as client,
     ):
         client.wait_for_workers(2)
         full = next(iter(client.scheduler_info()["workers"]))
@@ -387,6 +391,7 @@ def test_a_study_waits_for_a_lost_worker_though_all_others_were_refused(monkeypa
         crew.count()
 
 
+@pytest.mark.usefixtures("dask")
 @pytest.mark.nightly
 def test_a_cluster_grows_while_there_is_work(toybox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = os.pathsep.join([str(toybox), str(REPOSITORY / "tests")])
@@ -409,20 +414,21 @@ def test_a_cluster_grows_while_there_is_work(toybox: Path, tmp_path: Path, monke
 
 @pytest.mark.slow
 def test_an_answer_that_was_lost_with_its_worker_is_made_again(
-    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: LocalCluster, dask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lost, result = [TimeoutError()], Future.result
+    lost, result = [TimeoutError()], dask.Future.result
 
     def once_lost(future: Future, timeout: float) -> Any:
         if lost:
             raise lost.pop()
         return result(future, timeout)
 
-    monkeypatch.setattr(Future, "result", once_lost)
+    monkeypatch.setattr(dask.Future, "result", once_lost)
     assert table(planned(cluster), tmp_path / "there") == table(planned(None), tmp_path / "here")
     assert not lost
 
 
+@pytest.mark.usefixtures("dask")
 @pytest.mark.nightly
 def test_links_that_are_cut_and_slow_ones_lose_nothing(postgres: Server) -> None:
     """The short form of `make cluster`: each part on a host of its own."""

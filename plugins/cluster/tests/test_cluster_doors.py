@@ -131,6 +131,7 @@ def ports_of(pids: set[int]) -> set[int]:
     return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes}
 
 
+@pytest.mark.usefixtures("dask")
 @pytest.mark.more
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_of_this_machine_is_let_into_no_port_of_a_cluster(tmp_path: Path) -> None:
@@ -153,6 +154,7 @@ def test_another_user_of_this_machine_is_let_into_no_port_of_a_cluster(tmp_path:
     assert done.stdout == "tried\n", done.stdout + done.stderr
 
 
+@pytest.mark.usefixtures("dask")
 @pytest.mark.slow
 def test_without_the_certificate_nobody_speaks_to_the_scheduler() -> None:
     from distributed import Client, Security
@@ -164,6 +166,7 @@ def test_without_the_certificate_nobody_speaks_to_the_scheduler() -> None:
                 Client(place, security=security, timeout=2, set_as_default=False)
 
 
+@pytest.mark.usefixtures("dask")
 @pytest.mark.slow
 def test_certificates_that_have_ended_say_so_and_how_to_make_new_ones(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
@@ -192,6 +195,7 @@ def _until(stream: Any, sign: bytes) -> Iterator[bytes]:
             return
 
 
+@pytest.mark.usefixtures("dask")
 @pytest.mark.more
 def test_ctrl_c_on_a_cluster_prints_no_traceback_of_its_workers() -> None:
     words = [*QUIET, "budget.trials=1000000", "+space.system.gpu.num_cus=range(64,304,1)", "executor=dask"]

@@ -115,8 +115,11 @@ class _Model:
 
     @cached_property
     def _cp(self) -> Any:
-        from ortools.sat.python import cp_model  # slow to import
-
+        try:
+            from ortools.sat.python import cp_model  # slow to import
+        except ImportError:
+            way = "pip install 'overlap-dse-optimal[ortools]'"
+            raise RuntimeError(f"the optimum needs ortools, which is not installed ({way})") from None
         return cp_model
 
     @cached_property

@@ -20,7 +20,6 @@ from simulators.taskgraph.bounds import bound, linear_bound
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from tests.support import design, lower
 
-pytest.importorskip("ortools")
 FLUID = plugins.load("engine", "fluid")
 ALONE = {f"system.gpu.contention.{law}": 1.0 for law in ("gemm_beside_cus", "cu_copy_beside_gemm", "dma_beside_gemm")}
 ALONE["system.gpu.contention.late_start"] = 0.0
@@ -83,6 +82,7 @@ def fits(instance: Instance, way: Way, times: tuple[int, int], left: list[NDArra
     return all((left[server][begins[server] : end] >= units).all() for server, units in way.takes.items())
 
 
+@pytest.mark.usefixtures("ortools")
 @pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(instance=small())
@@ -94,6 +94,7 @@ def test_the_optimum_is_the_least_of_all_orders_and_ways(instance: Instance) -> 
     assert instance_bound(instance) <= result.seconds * (1 + 1e-6)
 
 
+@pytest.mark.usefixtures("ortools")
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 2, 3, 5])
 def test_no_bound_of_a_gather_is_above_its_optimum(seed: int) -> None:
@@ -132,6 +133,7 @@ def test_tasks_that_come_late_are_bounded_without_those_that_come_soon() -> None
     assert subset_bound(graph) == 20.0 == FLUID.totals(graph).makespan_s[0]
 
 
+@pytest.mark.usefixtures("ortools")
 @pytest.mark.parametrize(("schedule", "chunks"), [("uniform_fused_1d", 4), ("hetero_unfused_1d", 4)])
 def test_presets_keep_an_optimal_order_where_nothing_contends(schedule: str, chunks: int) -> None:
     graph = lower(design(schedule, {**ALONE, "schedule.num_chunks": chunks}))
@@ -140,6 +142,7 @@ def test_presets_keep_an_optimal_order_where_nothing_contends(schedule: str, chu
     assert result.seconds == pytest.approx(FLUID.totals(graph).makespan_s[0], rel=1e-6)
 
 
+@pytest.mark.usefixtures("ortools")
 def test_an_order_that_is_not_optimal_is_mended() -> None:
     """A stream computes what comes last first."""
     build = GraphBuilder()
@@ -160,6 +163,7 @@ def test_a_schedule_that_takes_more_than_there_is_runs_longer_than_it_says() -> 
     assert replay_s(JobSchedule(instance, (0, 0), ((0.0, 0.0, 2.0), (0.0, 0.0, 2.0)))) == 4.0
 
 
+@pytest.mark.usefixtures("ortools")
 def test_an_instance_that_is_too_large_says_what_was_proven_and_the_gap() -> None:
     servers = (JobServer("s", 3), JobServer("t"))
     ways = [(Way(float(7 + i % 5), {0: 1 + i % 2}), Way(float(9 + i % 3), {1: 1})) for i in range(80)]
@@ -193,6 +197,7 @@ def test_a_graph_with_contention_laws_is_no_instance() -> None:
         instance_of(build.build())
 
 
+@pytest.mark.usefixtures("ortools")
 @pytest.mark.nightly
 def test_the_benchmark_counts_what_is_proven() -> None:
     size = figures.Size(instances=3, graphs=20, limit_s=2, workers=1)

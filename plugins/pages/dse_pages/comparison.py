@@ -35,7 +35,7 @@ def write_comparison(folder: Path, runs: tuple[FinishedRun, FinishedRun], printe
         "sentences": sentences,
         "commands": [provenance.command_line(run.provenance) for run in runs],
         "pictures": pictures.pictures(folder, folder),
-        "note": _note(matches) if vega.library() else page.NO_CHARTS,
+        "note": vega.absence() or _note(matches),
         "start": views["start"] if views else None,
         "content": views,
     }

@@ -176,8 +176,8 @@ def command(words: Sequence[str]) -> int:
     table = find_table(Path(options["output_dir"]), runs[0] if runs else "")
     print(f"reading {table.path} (a million rows take some ten seconds)", file=sys.stderr, flush=True)
     site = ExplorerSite(table, Explorer(table.points()), secrets.token_urlsafe(16))
-    if not vega.library():
-        raise OSError(page.NO_CHARTS)
+    if absence := vega.absence():
+        raise OSError(absence)
     site.page  # noqa: B018 (refused here, where it can be told)
     return _serve(site, options, began)
 

@@ -22,7 +22,6 @@ _POLICY = (
 )
 VIEWS = ("inline.js", "controls.js", "views.js")
 """Scripts of the interactive part of a page, after the library of charts."""
-NO_CHARTS = "The interactive charts are left out: their engine may not reserve the addresses that it needs (ulimit -v)."
 
 
 def view_scripts(last: str) -> list[str]:

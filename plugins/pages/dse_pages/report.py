@@ -115,8 +115,8 @@ def _views(outputs: Outputs, summary: Mapping[str, Any], scenario: str) -> dict[
 
     points, chosen = read_run(outputs, summary)
     start = begin(points, scenario) if len(points) else None
-    if start is None or not vega.library():
-        return {**_NO_VIEWS, "note": "" if start is None else page.NO_CHARTS}
+    if start is None or (absence := vega.absence()):
+        return {**_NO_VIEWS, "note": "" if start is None else absence}
     rows = chosen.num_rows
     note = f"All {rows:,} points are in this page." if chosen.complete else f"This page holds {chosen}."
     note += f" `python -m dse results show {summary['study']}` shows every point." if not chosen.complete else ""

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _PATIENCE_S = 120.0
@@ -27,8 +27,26 @@ def begin() -> Future[bytes]:
 
 
 def library() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script. "" where the engine cannot run."""
+    """Vega, Vega-Lite and Vega-Embed as one script. "" where the engine cannot run, or is not installed."""
     return begin().result().decode("utf-8")
+
+
+def absence() -> str:
+    """Why pages have no interactive charts here, with the way out, or ""."""
+    if library():
+        return ""
+    why = "their engine may not reserve the addresses that it needs (ulimit -v)"
+    if not _version():
+        why = "vl-convert-python is not installed (pip install 'overlap-dse-pages[charts]')"
+    return f"The interactive charts are left out: {why}."
+
+
+def _version() -> str:
+    """The version of the engine; "" where it is not installed."""
+    try:
+        return version("vl-convert-python")
+    except PackageNotFoundError:
+        return ""
 
 
 def png(specification: str) -> bytes:
@@ -40,7 +58,9 @@ def _bundle() -> bytes:
     """The library, which takes more than a second to make, from the user's cache (never a shared folder: it is run)."""
     from dse.files import atomic_replacement  # not by the script, which needs none of it
 
-    kept = Path.home() / ".cache" / "dse" / f"vega-{version('vl-convert-python')}.js"
+    if not _version():
+        return b""
+    kept = Path.home() / ".cache" / "dse" / f"vega-{_version()}.js"
     with suppress(OSError):
         return kept.read_bytes()
     if bundle := _ask("bundle", ""):
@@ -64,7 +84,7 @@ def _answer(request: str) -> bytes:
     import vl_convert
 
     if request == "bundle":
-        bundle: str = vl_convert.javascript_bundle()  # type: ignore[call-arg]
+        bundle: str = vl_convert.javascript_bundle()
         return bundle.encode("utf-8")
     return bytes(vl_convert.vegalite_to_png(sys.stdin.read(), scale=_SCALE))
 

@@ -6,13 +6,21 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from playwright.sync_api import Page, sync_playwright
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium")
+LACKING = [
+    *(["Chromium is not installed: apt-get install chromium"] if CHROMIUM is None else []),
+    *(f"{name} is not installed: make extras" for name in ("playwright", "vl_convert") if find_spec(name) is None),
+]
+"""What a browser's tests need and is not here."""
+needs_chromium = pytest.mark.skipif(bool(LACKING), reason="; ".join(LACKING))
 _QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
 PHONE, LAPTOP = (360, 740), (1280, 800)
 
@@ -32,7 +40,7 @@ class Visit:
 
     def faults(self) -> list[str]:
         """Serious and critical faults of accessibility, as axe-core finds them, each with its first place."""
-        from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
+        from axe_playwright_python.sync_playwright import Axe
 
         violations = Axe().run(self.page).response["violations"]
         bad: list[dict[str, Any]] = [fault for fault in violations if fault["impact"] in ("serious", "critical")]
@@ -46,6 +54,8 @@ class Visit:
 @contextmanager
 def browsing(size: tuple[int, int] = LAPTOP) -> Iterator[Visit]:
     """A tab of the system's Chromium."""
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=_QUIET)
         page = browser.new_page(viewport={"width": size[0], "height": size[1]})

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
-from torch.nn import functional
 
 from dse.cli import main
 from dse_memory.engine import LISTED_COMPUTE, LISTED_LOAD, LISTED_STORE, LISTED_WAIT
@@ -42,7 +40,7 @@ def _close(ours: Any, theirs: Any) -> None:
     assert np.allclose(ours, np.asarray(theirs), atol=2e-5, rtol=2e-5)
 
 
-def test_activations_and_pools_are_those_of_pytorch() -> None:
+def test_activations_and_pools_are_those_of_pytorch(torch: Any) -> None:
     x, dy = _draw(4, 9, 20, 20), _draw(4, 9, 20, 20)
     fours = x.size // 4
     _close(_results("relu", (15,), [x, x * 0, fours], {1: x})[0], np.maximum(x, 0))
@@ -50,7 +48,7 @@ def test_activations_and_pools_are_those_of_pytorch() -> None:
     images, wide, out = 36, 21, 10
     x, dy = torch.tensor(_draw(images, 1, wide, wide)), _draw(images, 1, out, out)
     x.requires_grad_()
-    y = functional.max_pool2d(x, 3, 2)
+    y = torch.nn.functional.max_pool2d(x, 3, 2)
     y.backward(torch.tensor(dy))
     before, mask = x.detach().numpy(), np.zeros_like(dy, np.int32)
     ours, mask = _results("max_pool", (15,), [before, dy * 0, mask, images, wide, out], {1: dy, 2: mask})
@@ -58,7 +56,8 @@ def test_activations_and_pools_are_those_of_pytorch() -> None:
     _close(_results("max_pool_backward", (63,), [dy, mask, before * 0, images, wide, out], {2: before})[0], x.grad)
 
 
-def test_normalisations_are_those_of_pytorch() -> None:
+def test_normalisations_are_those_of_pytorch(torch: Any) -> None:
+    functional = torch.nn.functional
     x = torch.tensor(_draw(7, 300), requires_grad=True)
     dy = _draw(7, 300)
     y = torch.softmax(x, 1)
@@ -83,7 +82,7 @@ def test_normalisations_are_those_of_pytorch() -> None:
 
 
 @pytest.mark.parametrize(("kind", "gates"), [("lstm", 4), ("gru", 3)])
-def test_recurrent_cells_are_those_of_pytorch(kind: str, gates: int) -> None:
+def test_recurrent_cells_are_those_of_pytorch(kind: str, gates: int, torch: Any) -> None:
     """Forward, and the gradients of the product of the state by differences of PyTorch."""
     q, pre = (torch.tensor(_draw(5, gates * 64), requires_grad=True) for _ in range(2))
     before, dh, dc = _draw(5, 64), _draw(5, 64), _draw(5, 64)

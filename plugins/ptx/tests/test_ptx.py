@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -237,8 +238,7 @@ def test_a_trace_grows_with_what_is_recorded() -> None:
 
 @pytest.mark.more
 @pytest.mark.parametrize("algorithm", ["direct", "implicit_gemm", "fft", "winograd"])
-def test_lenet_has_the_logits_and_the_step_of_pytorch(algorithm: str) -> None:
-    torch = pytest.importorskip("torch")
+def test_lenet_has_the_logits_and_the_step_of_pytorch(algorithm: str, torch: Any) -> None:
     from dse_ptx import digits
     from dse_ptx.lenet import LeNet
 
@@ -258,19 +258,21 @@ def test_lenet_has_the_logits_and_the_step_of_pytorch(algorithm: str) -> None:
 @pytest.mark.parametrize("source", ["basics", "lenet", "sgemm"])
 def test_texts_are_what_clang_makes_of_their_sources(source: str) -> None:
     committed = (build.KERNELS / f"{source}.ptx").read_text("utf-8")
-    if shutil.which("clang") is None or build.clang_version() not in committed.splitlines()[0]:
-        pytest.skip("needs the clang that the first line names")
+    if shutil.which("clang") is None:
+        pytest.skip("clang is not installed: apt-get install clang")
+    if build.clang_version() not in committed.splitlines()[0]:
+        pytest.skip("another clang is installed than the first line names")
     assert build.from_cuda(build.KERNELS / f"{source}.cu") == committed
 
 
 @pytest.mark.more
 @pytest.mark.filterwarnings("ignore")
 def test_texts_are_what_triton_makes_of_their_sources() -> None:
-    triton = pytest.importorskip("triton")
+    triton = pytest.importorskip("triton", reason="triton is not installed: pip install triton")
     for name, compiled in build.from_triton():
         committed = (build.KERNELS / f"{name}.ptx").read_text("utf-8")
         if triton.__version__ not in committed.splitlines()[0]:
-            pytest.skip("needs the Triton that the first line names")
+            pytest.skip("another Triton is installed than the first line names")
         assert compiled == committed, name
 
 
