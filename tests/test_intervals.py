@@ -17,7 +17,7 @@ from dse.config.options import conf_dir
 from dse.errors import ConfigError
 from dse.plots import Axis, Frame, tables
 from dse.results.answer import _advice_lines
-from dse.results.decisions import AS_GOOD, NOISE, SLOWER, Decision, _closest, gain_text, with_ranges, wrong_if_known
+from dse.results.decisions import NOISE, SLOWER, Decision, _closest, gain_text, with_ranges, wrong_if_known
 from dse.results.study_result import StudyResult
 from dse.tracking.study import StudyFolder
 from simulators.hardware.machine import tree_of
@@ -187,7 +187,7 @@ def test_a_winner_is_decided_where_nothing_else_is_likely() -> None:
     assert decision([[1.0, 1.0, 1.0, 1.0], [0.9, 1.1, 1.1, 1.1]], [2.0] * 4, least=0.7).is_decided
     assert Decision.read(sure.json()) == sure
     lines = list(_advice_lines(["x", "y", "z"], [decision([[1.0], [0.9]], [1.0]), torn, sure]))
-    assert lines == [f"{NOISE} in 1 of 3 (x)", f"{AS_GOOD} in 1 of 3 (y: b)"]
+    assert lines == ["nothing is surely faster than the baseline for x", "another option may be as fast for y: b"]
 
 
 def test_knowing_an_error_that_decides_helps_and_another_does_not() -> None:
@@ -203,6 +203,9 @@ def test_knowing_an_error_that_decides_helps_and_another_does_not() -> None:
         measure={"kind": "collective", "wrong": now, "wrong_if_known": of_first},
     )
     assert "all_gather_perf -b 64K -e 1G -f 2 -g 8" in measured.measurement("h100_8", 8)
+    overlap = replace(measured, measure={**measured.measure, "kind": "overlap"})
+    assert "nsys" in overlap.measurement("h100_8", 8) and "rocprofv3" in overlap.measurement("mi300x_8", 8)
+    assert "nsys" not in overlap.measurement("mi300x_8", 8)
     assert gain_text(1.18, 1.06, 1.29) == "1.18x (1.06–1.29) faster"
 
 

@@ -92,8 +92,7 @@ class Decision:
 
     def measurement(self, system: str, gpus: int) -> str:
         """The measurement that would decide soonest, as a command; "" where none would, or it is decided."""
-        commands = load_yaml(conf_dir() / "data" / "residuals" / "measure.yaml")["commands"]
-        command = commands.get(self.measure.get("kind", ""))
+        command = _commands(system).get(self.measure.get("kind", ""))
         if not command or self.is_decided or self.is_slower:
             return ""
         now, then = (f"{100 * self.measure[name]:.0f} %" for name in ("wrong", "wrong_if_known"))
@@ -115,6 +114,13 @@ class Decision:
     def read(cls, entry: Mapping[str, Any]) -> Decision:
         """From entries of `summary.json`."""
         return cls(**{name: entry[name] for name in cls.__dataclass_fields__ if name in entry})
+
+
+def _commands(system: str) -> Mapping[str, str]:
+    """Commands that measure kinds of errors on a machine, by kind; "" where nothing measures one there."""
+    table = load_yaml(conf_dir() / "data" / "residuals" / "measure.yaml")
+    own = (entry["commands"] for entry in table["others"] if system.startswith(tuple(entry["machines"])))
+    return {**table["commands"], **next(own, {})}
 
 
 def interval(drawn: Floats, predicted: float = math.nan) -> tuple[float, float]:

@@ -127,22 +127,10 @@ def reads_constant(path: str, design: StepDesign) -> bool:
 def rules(design: StepDesign) -> Iterator[Rule]:
     """Rules between sections, each with where over a grid it is broken."""
     system, run, parallel = design.system, design.run, design.parallel
-    if system.gpu.constants(run.precision) is None:  # nor of one near it
-        rule = f"has no constants for {run.precision}"
-        precisions = f"run.precision is one of {', '.join(system.gpu.efficiency)}"
-        yield Rule("system.gpu.efficiency", True, rule, way_out=f"{precisions}; or python -m dse machine calibrate")
-    if run.products is not None and system.gpu.constants(run.products) is None:
-        known = (name for name in get_args(Precision) if system.gpu.constants(name) is not None)
-        precisions = f"run.products is null or one of {', '.join(known)}"
-        yield Rule("system.gpu.efficiency", True, f"has no constants for {run.products}", way_out=precisions)
-    optimizer = design.optimizer
-    if run.mode == "training" and optimizer.bytes_of(run.model_copy(update=_PLAIN)) is None:
-        way = f"give it with its source, or take one of {', '.join(optimizer.state_bytes)} as run.precision"
-        rule = f"has no {run.precision} data in traffic_bytes and state_bytes"
-        yield Rule("optimizer", True, rule, way_out=way)
+    yield from _precision_rules(design)
     if run.mode != "training" and parallel.zero:
         yield Rule("parallel.zero", True, "splits the state of an optimizer, and inference has none", way_out="set 0")
-    if optimizer.in_backward:  # a layer's gradients are gone once it is updated
+    if design.optimizer.in_backward:  # a layer's gradients are gone once it is updated
         rule = "needs gradients summed over micro-batches, while each layer is updated in the backward pass"
         several, way = np.asarray(run.micro_batches) > 1, "set 1, or optimizer.in_backward=false"
         yield Rule("run.micro_batches", several, rule, run.micro_batches, way_out=way)
@@ -167,6 +155,26 @@ def rules(design: StepDesign) -> Iterator[Rule]:
     for path, degree in (("parallel.tp", parallel.tp), ("parallel.pp", parallel.pp)):
         rule = "splits a model that is no transformer, which is not modelled"
         yield Rule(path, np.asarray(degree) > 1, rule, degree, way_out=f"set {path}=1")
+
+
+def _precision_rules(design: StepDesign) -> Iterator[Rule]:
+    """The machine has constants for the precisions of a run, and the optimizer data for what is trained."""
+    gpu, run, optimizer = design.system.gpu, design.run, design.optimizer
+    if gpu.constants(run.precision) is None:  # nor of one near it
+        rule = f"has no constants for {run.precision}"
+        precisions = f"run.precision is one of {', '.join(gpu.efficiency)}"
+        yield Rule("gpu.efficiency", True, rule, way_out=f"{precisions}; or python -m dse machine calibrate")
+    if run.products is not None and gpu.constants(run.products) is None:
+        known = (name for name in get_args(Precision) if gpu.constants(name) is not None)
+        precisions = f"run.products is null or one of {', '.join(known)}"
+        yield Rule("gpu.efficiency", True, f"has no constants for {run.products}", way_out=precisions)
+    if run.mode == "training" and run.precision == "fp8":
+        rule = "is of inference: what is trained has activations of 16 bits"
+        yield Rule("run.precision", True, rule, run.precision, way_out="set run.precision=bf16 run.products=fp8")
+    elif run.mode == "training" and optimizer.bytes_of(run.model_copy(update=_PLAIN)) is None:
+        way = f"give it with its source, or take one of {', '.join(optimizer.state_bytes)} as run.precision"
+        rule = f"has no {run.precision} data in traffic_bytes and state_bytes"
+        yield Rule("optimizer", True, rule, way_out=way)
 
 
 def _schedule_rules(design: StepDesign) -> Iterator[Rule]:

@@ -7,6 +7,7 @@ a knob has one of some values. It counts where other knobs have the values that 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, reduce
 from typing import Any, Literal, get_args
@@ -19,11 +20,12 @@ from dse.config.options import conf_dir, load_yaml
 from dse.errors import Problems
 from dse.space import get_path
 from dse.space.blocks import Rule
-from dse.values import Frozen, Provenance
+from dse.values import Frozen, Provenance, put
 from simulators.steps.implementations import Mode, implementation, names_of
 from simulators.workloads.model import Transformer
 
 Value = str | int | bool | None
+_LEAST_AWAY = 9  # how far from a typed number a legal one is looked for, at least
 
 
 class Stack(Frozen):
@@ -69,8 +71,17 @@ class FrameworkRule(Frozen):
         for name, number in self.above.items():
             broken = broken & (_quantity(design, name) > number)
         numbers = (_product(design, self.of), _product(design, self.divisor))
-        value = get_path(design, self.path)
-        return Rule(self.path, broken, f"{self.rule} ({tool} {self._cited})", value, numbers, self.way_out)
+        value, way = get_path(design, self.path), self.way_out
+        if broken.ndim == 0 and broken and isinstance(value, int) and self.test != "in":
+            way = f"{way}{self._nearest(design, value)}"
+        return Rule(self.path, broken, f"{self.rule} ({tool} {self._cited})", value, numbers, way)
+
+    def _nearest(self, design: Any, value: int) -> str:
+        """The nearest value of the knob with which the statement holds, in words to type; "" for none near."""
+        near = (value + side * away for away in range(1, max(value, _LEAST_AWAY)) for side in (-1, 1))
+        legal = (other for other in near if other > 0 and not self._broken(put(design, self.path, other)))
+        nearest = next(itertools.islice(legal, 1), None)
+        return "" if nearest is None else f": {self.path}={nearest} is the nearest"
 
     @property
     def _cited(self) -> str:

@@ -31,7 +31,7 @@ from studies.plan.fitting import does_not_fit
 from studies.plan.judged import answer as judgement
 from studies.plan.judged import decide_given, given_plan, is_judged, judgements, times_figure
 from studies.plan.plan_file import all_leaves, check_plan, over_step, read_plan, step_of_run
-from studies.plan.stacks import stack_words, tool_facts
+from studies.plan.stacks import format_words, stack_words, tool_facts
 from studies.plan.step_plan import alone_rows, plans
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def command(words: Sequence[str]) -> CommandAnswer:
     if files:
         read = read_plan(Path(files[-1]))
         typed = over_step(read.step, typed, read.plan)
-    typed = [*typed, *stack_words(typed)]
+    typed = [*typed, *stack_words(typed), *(() if files else format_words(typed))]
     typed = _with_layouts(typed) if "parallel=auto" in typed and not files else typed
     _check_gpus(typed)
     if files:

@@ -92,7 +92,8 @@ def _turned_on(plan: StepPlan) -> str:
         if plan.is_off(choice) or plan.text(choice) == plan.text(choice, plan.before):
             continue
         alone = plan.alone(choice)
-        texts.append(f"{choice.name} {plan.text(choice)}{'' if alone is None else f' ({gain_in_words(alone)})'}")
+        gain = f" ({gain_in_words(alone)})" if alone is not None and alone > 1 else ""
+        texts.append(f"{choice.name} {plan.text(choice)}{gain}")
     if not texts:
         return f"turn on: nothing; {_software(plan)} as it comes is as fast"
     return f"turn on: {'; '.join(texts)}"

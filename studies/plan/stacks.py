@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, get_args
 
-from dse.config.options import conf_dir, load_yaml
+from dse.config.options import conf_dir, load_yaml, option_file
 from dse.errors import Problems
 from dse.space import get_path
 from dse.values import Frozen
+from simulators.hardware.machine import tree_of
 from simulators.steps.choices import OFF
 from simulators.workloads.public_models import aliases
 
@@ -91,6 +92,29 @@ def stack_words(typed: Sequence[str]) -> list[str]:
     machines = values.get("system", "").strip("[]").split(",")
     of_amd = all(name.strip().startswith("mi") for name in machines)
     return [f"stack={_OF_RUN.get(values.get('run.mode', ''), _OF_OTHERS)[of_amd]}"]
+
+
+def format_words(typed: Sequence[str]) -> list[str]:
+    """Overrides for a model that is published in 8 bits, on machines that have them; none where formats are typed."""
+    values = {word.partition("=")[0]: word.partition("=")[2] for word in typed}
+    table = load_yaml(conf_dir() / "data" / "published_formats.yaml")["models"]
+    known = table.get(aliases().get(values.get("model", ""), values.get("model", "")))
+    machines = [name.strip() for name in values.get("system", "").strip("[]").split(",") if name.strip()]
+    if known is None or not machines or not _FORMATS.isdisjoint(values):
+        return []
+    if not all(_multiplies(name, known["products"]) for name in machines):
+        return []
+    weights = [] if values.get("run.mode") == "training" else [f"run.weights={known['weights']}"]
+    return [f"run.products={known['products']}", *weights]
+
+
+_FORMATS = frozenset({"run.products", "run.precision", "run.weights"})
+
+
+def _multiplies(machine: str, precision: str) -> bool:
+    """Tell whether a shipped machine has a peak rate at a precision."""
+    file = option_file("system", machine)
+    return file is not None and precision in (get_path(tree_of(machine), "gpu.peak_flop_per_s") or {})
 
 
 def defaults_of(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -39,6 +39,9 @@ def settings_import(words: Sequence[str]) -> int:
         keep(out, plugins.load("format", "msccl").plan(path))
     else:
         settings = read(texts_of(tool, path, launch), with_words({}, overrides), launch=launch)
+        if settings.plan == with_words({}, overrides) and not settings.unmodelled:
+            way = "name a file or launch of this tool, or its own tool with from="
+            raise ConfigError([Problem("settings", f"holds no setting of {tool.name} that a plan has", str(path), way)])
         counting = [*settings.unmodelled, *(unread for unread in settings.unread if _changes(unread, tool))]
         kept = {"unread": [f"{path.name}: {unread}" for unread in counting]} if counting else {}
         text = yaml.safe_dump({"tool": name, **kept, **settings.plan}, sort_keys=False)
@@ -50,7 +53,10 @@ def settings_import(words: Sequence[str]) -> int:
             console.print(line, soft_wrap=True, highlight=False)
         for unread in dict.fromkeys(unread for unread in settings.unread if unread not in counting):
             console.print(f"means nothing to a plan: {unread}", soft_wrap=True, highlight=False)
-    console.print(f"written to {out}; judge it: python -m dse plan plan={out}", soft_wrap=True)
+    modes = tool.modes if tool.framework else ()
+    mode = f" run.mode={modes[0]}" if modes else ""
+    step = f"model=<model> system=<machine>{mode}"
+    console.print(f"written to {out}; judge it: python -m dse plan plan={out} {step}", soft_wrap=True)
     return 0
 
 
