@@ -67,6 +67,7 @@ COMMANDS = {
             "layouts.gpus": "GPUs for parallel=auto; null: all of the system",
             "layouts.most": "layouts whose schedules are searched",
             "layouts.probe": "schedule with which layouts are ranked",
+            "layouts.room": "share of the memory up to which layouts are shown, as ones that may not fit",
             "layouts.fixed": "values of a layout that are not chosen",
         },
     ),

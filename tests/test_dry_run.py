@@ -262,10 +262,15 @@ def test_a_dry_run_takes_the_words_of_a_command_as_a_run_does(
     command: str, elsewhere: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned = list[Plan]()
-    monkeypatch.setattr("dse.study.dry_run.outlook", lambda plan_, refused="": planned.append(plan_) or _stop())
+
+    def stop(plan_: Plan, _: object = None) -> None:
+        planned.append(plan_)
+        raise _Stopped
+
+    monkeypatch.setattr("dse.study.dry_run.outlook", stop)
     with pytest.raises(_Stopped):
         main([command, *COMMANDS[command], "--dry-run"])
-    monkeypatch.setattr("dse.run_study._evaluate", lambda plan_, drawing: planned.append(plan_) or _stop())
+    monkeypatch.setattr("dse.run_study._evaluate", stop)
     with pytest.raises(_Stopped):
         main([command, *COMMANDS[command], "tracking=none"])
     dry, real = planned
@@ -276,10 +281,6 @@ def test_a_dry_run_takes_the_words_of_a_command_as_a_run_does(
 
 class _Stopped(Exception):
     pass
-
-
-def _stop() -> None:
-    raise _Stopped
 
 
 @pytest.mark.slow

@@ -245,7 +245,7 @@ def test_fused_kernels_need_a_system_that_says_what_they_take() -> None:
     tree["workload"] = {**shipped("workload")["fused_ops"], "only": ["emb-p30-b512"]}
     (root,) = backend("fluid").scenarios(tree).values()
     (problem,) = backend("fluid").problems(backend("fluid").design(root))
-    assert (problem.path, bool(problem.way_out)) == ("system.gpu.persistent", True)
+    assert (problem.path, bool(problem.way_out)) == ("system", True)
 
 
 # Whole fabrics

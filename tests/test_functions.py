@@ -139,4 +139,4 @@ def test_a_function_is_searched_in_worker_processes_and_known_points_are_kept(
     with pytest.warns(UserWarning, match="points failed"):
         again = dse.optimise(function, objectives=goals, **arguments, **values)
     assert len(list(calls.iterdir())) == 8  # all were known
-    assert "points" in result.compare(again).text
+    assert "scenario" in result.compare(again).text

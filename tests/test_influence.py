@@ -44,7 +44,7 @@ def test_a_dry_run_refuses_what_the_run_would(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.slow
 def test_a_number_that_only_some_schedules_read_is_reported() -> None:
-    (note,) = check_typed(_planned(*PREFILL, "system.gpu.kernel_launch_s='2.1 us'"))
+    (note,) = check_typed(_planned(*PREFILL, "candidates=all", "system.gpu.kernel_launch_s='2.1 us'"))
     assert note.startswith("system.gpu.kernel_launch_s = 2.1 us: has no effect on the base design")
 
 
@@ -128,6 +128,7 @@ def test_a_number_without_which_a_study_is_refused_is_taken() -> None:
 @pytest.mark.slow
 def test_the_way_out_of_a_missing_network_is_taken() -> None:
     words = ["study=plan", "model=llama3_8b", "system=b200_8", "parallel.dp=8", "run.mode=training"]
+    words += ["stack=megatron_2026"]
     with pytest.raises(ConfigError) as error:
         plan(request(words))
     (problem,) = error.value.problems

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dse.errors import redact
 from dse.errors.terminal import bar
 from dse.evaluation.workers import Pool, num_cpus
 from dse.plots import Draw, save, warm
@@ -54,7 +55,7 @@ def write_files(planned: Plan, findings: Findings, *, outputs: Outputs) -> None:
             "study": settings.study.name,
             "question": _question(planned),
             "typed": {
-                "overrides": list(planned.request.overrides),
+                "overrides": [str(redact(text)) for text in planned.request.overrides],
                 "config_dir": None if planned.request.folder is None else str(planned.request.folder),
             },
             "goals": dict(planned.goals),

@@ -7,7 +7,7 @@ At a site the name of an implementation stands for its schedule in the order of 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -20,7 +20,7 @@ from dse.config.options import list_options
 from dse.errors import ConfigError, Problem, did_you_mean, validate_as
 from dse.results.run_folder import CommandAnswer
 from dse.space.blocks import Rule
-from dse.values import Frozen, Provenance, Source
+from dse.values import Frozen, Source
 from dse.values.units import Bytes, with_prefix
 from simulators.hardware.machine import merged
 from simulators.hardware.parts import Precision
@@ -83,13 +83,6 @@ class Implementation(Frozen):
         copied = (name for name, source in self.sources.items() if source.copy_of is not None)
         fitted = (word for row in self.fitted_on for word in str(row["fits"]).split(", "))
         return knob in fitted or any(name.rpartition(".")[2] == knob for name in copied)
-
-    def constants(self, place: Place) -> Iterator[tuple[str, Any, Provenance]]:
-        """Yield knobs of the schedule at a place that say what it costs, their values and provenance."""
-        for knob, value in self.schedules[place].items():
-            source = self.sources.get(f"schedules.{place}.{knob}", self.sources.get(f"schedules.{place}"))
-            if source is not None and knob not in ("schedule", "comm_engine", "sender"):
-                yield knob, value, source.provenance
 
     def refusal(self, gpu: str, precision: str, mode: Mode) -> str | None:
         """Reason why it does not run on a GPU at a precision; None if it does, or if the GPU is not known here."""

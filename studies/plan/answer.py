@@ -13,9 +13,8 @@ from dse.results.words import AS_FAST, cell, gain_in_words
 from dse.space import get_path
 from simulators.steps.backend import StepBackend
 from simulators.steps.ideal import ideal_seconds
-from simulators.steps.implementations import implementation
 from simulators.steps.layouts import Layout, LayoutQuestion, LayoutSection, usual
-from simulators.steps.sites import SERIAL, place_of, read_schedule
+from simulators.steps.sites import SERIAL, read_schedule
 from studies.plan.fitting import may_not_fit
 from studies.plan.flips import Uncertain
 from studies.plan.plan_file import all_leaves, over_step, step_of_run
@@ -49,11 +48,6 @@ def plan_lines(plan: StepPlan, *, again: str = "") -> Iterator[Table | str]:
     yield from _other_layouts(plan)
     yield from ways_today(plan)
     yield from filter(None, [again])
-
-
-def constants_lines(plan: StepPlan) -> Iterator[str]:
-    """Yield what each chosen software adds to what the hardware takes, and where these numbers are from."""
-    yield from filter(None, dict.fromkeys(_costs_at(site, text) for site, text in plan.sites.items()))
 
 
 def _headline(plan: StepPlan) -> str:
@@ -161,14 +155,6 @@ def _quoted(word: str) -> str:
     import shlex
 
     return shlex.quote(word)
-
-
-def _costs_at(site: str, text: str) -> str:
-    software = implementation(text.partition(" ")[0])
-    if software is None:
-        return ""
-    costs = [f"{knob} {value} ({kind})" for knob, value, kind in software.constants(place_of(software, site))]
-    return f"{software.name} costs: {', '.join(costs) or 'nothing more'} (conf/implementation)"
 
 
 def _ideal_line(plan: StepPlan) -> str:

@@ -57,6 +57,7 @@ def test_a_schedule_with_more_pieces_than_the_shortest_sequence_has_rows_breaks_
     schedules = "flux,vllm_async_tp,triton_distributed,flagtree_gemm_allreduce,uniform_fused_1d"
     words = ["lengths=iwslt15", f"+space.sites.ffn_out=choice(serial,{schedules})", "sites.attention_out=serial"]
     words += ["parallel.split_ctas=0", "parallel.collectives=library", "parallel.sequence_parallel=false"]
+    words += ["candidates=all"]
     folder = run(tmp_path, "plan", *words, "search=exhaustive", "figures=none")
     table = pd.read_parquet(folder / "results.parquet").set_index("sites.ffn_out").loc[schedules.split(",")]
     assert set(table["status"]) == {"infeasible"}

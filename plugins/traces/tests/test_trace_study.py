@@ -277,7 +277,7 @@ def test_the_study_searches_plans_and_says_what_the_best_gains(
     few += ["+space.plan.groups.c1.sms=choice(0,8)"]
     words = ["study=trace", "system=h100_8", f"workload.path={path}", f"output_dir={tmp_path}", *RUN, *few]
     assert main(words) == 0
-    assert "of the run" in capsys.readouterr().out
+    assert "in short: run: " in capsys.readouterr().out
     folder = tmp_path / "trace" / "latest"
     results = pd.read_parquet(folder / "results.parquet")
     ok = results[results["status"] == "ok"]
