@@ -68,7 +68,7 @@ def run(
     OSError
         If the disk or the database fails; what was recorded is kept.
     UserWarning
-        A warning, not raised: more points failed than `executor.max_failed_fraction` allows.
+        A warning, not raised: more points failed than `executor.max_failed_fraction` allows, or no point has a result.
     """
     from dse import plugins
     from dse.config.overrides import override
@@ -87,7 +87,9 @@ def run(
             folder, code = _evaluate([f"study={study}", *words])
     finished = result(folder)
     if code:
-        warnings.warn(f"points failed: see `status` and `reason` of the table, {finished!r}", stacklevel=2)
+        without = not (finished.table["status"] == "ok").any()
+        reason = finished.answer if without and finished.answer else "points failed"
+        warnings.warn(f"{reason}: see `status` and `reason` of the table, {finished!r}", stacklevel=2)
     return finished
 
 

@@ -123,8 +123,13 @@ def best_rows(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 
 
 def speedups_of_winners(table: pd.DataFrame, what: str) -> str:
-    """What winners gain, as the table of an answer shows it: `Fused kernels are 1.02x to 1.95x as fast as …`."""
+    """What winners gain, as the table of an answer shows it: `Fused kernels are 1.02x to 1.95x as fast as …`.
+
+    "" where nothing has a result.
+    """
     gains = winning_rows(table[table["status"] == "ok"])["speedup"].astype(float)
+    if gains.empty:
+        return ""
     mean = f" ({geometric_mean(gains):.2f}x in the geometric mean)" if len(gains) > 1 else ""
     return f"{what} {range_of(gains, 'x')} as fast as the baseline{mean}"
 

@@ -40,34 +40,37 @@ _MOST_MISSES = 3  # that are named in a line
 
 
 def write_answer(outputs: Outputs, module: str, table: pd.DataFrame) -> None:
-    """Write the answer in one sentence to `summary.json`: the study's own headline of the table of winners, else the
-    title of the figure that answers its question, or where it has neither, what the winners tell.
+    """Write the answer in one sentence to `summary.json`: the study's own headline, which may be that nothing fits.
+
+    Without one it is the title of the figure that answers the question, or where there is no figure, what the winners
+    have in common.
     """
     record = outputs.read_json("summary")
     figures = study_figures(outputs, module, table)
     # without results, figures have nothing to say
     key = next(iter(figures), None) if (table["status"] == "ok").any() else None
     headline = getattr(plugins.load("study", module), "headline", None)
-    if key is None:
-        sentence = conclude(record, ranked_winners(record, table))
+    if headline is not None:
+        sentence = headline(outputs, table)
     else:
-        sentence = headline(table) if headline is not None else title(key[1])
+        sentence = conclude(record, ranked_winners(record, table)) if key is None else title(key[1])
     outputs.write_json("summary", {**record, "answer": sentence})
 
 
 def answer(outputs: Outputs, table: pd.DataFrame, *, verbose: bool = False) -> Iterator[Table | Text | str]:
-    """Yield the question, the winners of the scenarios, and the answer in one sentence."""
+    """Yield the question, the winners of the scenarios, and the answer in one sentence, unless that came first."""
     from rich.text import Text
 
     record = outputs.read_json("summary")
     if record["question"]:
         yield Text(record["question"], style="bold")
-    for part in answer_tables(outputs, table, verbose=verbose):
+    parts = list(answer_tables(outputs, table, verbose=verbose))
+    for part in parts:
         yield part
         headings = {str(column.header) for column in getattr(part, "columns", ())}
         meanings = [f"{name}: {COLUMNS[name]}" for name in _EXPLAINED if name in headings]
         yield from ["; ".join(meanings)] if meanings else []
-    if record["answer"]:
+    if record["answer"] and not any(record["answer"].startswith(str(part)) for part in parts[:1]):
         yield Text(f"in short: {record['answer']}", style="bold")
 
 

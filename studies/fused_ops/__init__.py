@@ -17,7 +17,7 @@ from dse.config.options import conf_dir, load_yaml
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables
 from dse.plots.labels import label
 from dse.results.claims import ClaimResult
-from dse.results.run_folder import FinishedRun
+from dse.results.run_folder import FinishedRun, Outputs
 from studies.plain import Plain, largest_row, speedups_of_winners
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class FusedOps(Plain):
                 findings[name] = replace(findings[name], remark=text)
         return findings
 
-    def headline(self, table: pd.DataFrame) -> str:
+    def headline(self, outputs: Outputs, table: pd.DataFrame) -> str:
         """Gains of the winners; the first figure is of the declared kernels, some of which do not win."""
         return speedups_of_winners(table, "The fastest kernels are")
 

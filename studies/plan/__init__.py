@@ -10,7 +10,7 @@ A step that fits in no point is no plan: the answer is by how much, and what fit
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,11 +25,12 @@ from simulators.steps.given import AS_GIVEN
 from simulators.steps.iteration import Iteration
 from simulators.steps.task_graph import intervals
 from studies.plain import Plain
-from studies.plan.answer import again_line, plan_lines
+from studies.plan.answer import again_line, headline, plan_lines
 from studies.plan.certainty import as_decided, decide
 from studies.plan.fitting import does_not_fit
 from studies.plan.judged import answer as judgement
 from studies.plan.judged import decide_given, given_plan, is_judged, judgements, times_figure
+from studies.plan.judged import headline as judged_headline
 from studies.plan.plan_file import all_leaves, check_plan, over_step, read_plan, step_of_run
 from studies.plan.stacks import format_words, stack_words, tool_facts
 from studies.plan.step_plan import alone_rows, plans
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from dse.study.plan import Plan
 
 _AROUND = 1  # layer whose tasks are drawn
+_MOST_STEPS = 3  # that a sentence is on
 
 
 class PlanStudy(Plain):
@@ -55,17 +57,14 @@ class PlanStudy(Plain):
 
     def answer(self, outputs: Outputs, table: pd.DataFrame) -> Iterator[Table | str]:
         """Yield, for each scenario, the step before and after, and a row for each choice."""
-        config, summary = outputs.read_config(), outputs.read_json("summary")
-        decisions = summary.get("decisions")
-        if is_judged(table):
-            for judged in judgements(table, config, decisions):
-                yield from judgement(judged) if judged.fits else does_not_fit(judged.name, judged.trees[AS_GIVEN])
-            return
-        for plan in as_decided(plans(table, config), decisions):
-            if not plan.fits:
-                yield from does_not_fit(plan.name, plan.point_tree(plan.leanest))
-                continue
-            yield from plan_lines(plan, again=again_line(plan, summary["typed"]))
+        for _, lines in _answers(outputs, table):
+            yield from lines
+
+    def headline(self, outputs: Outputs, table: pd.DataFrame) -> str:
+        """What each step takes, or by how much it does not fit and what does."""
+        sentences = [sentence for sentence, _ in _answers(outputs, table)]
+        more = f"; and {len(sentences) - _MOST_STEPS} more" if len(sentences) > _MOST_STEPS else ""
+        return "; ".join(sentences[:_MOST_STEPS]) + more
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
         """The gain of each site, alone and together; of a given plan, its time beside what it is compared with."""
@@ -93,6 +92,30 @@ class PlanStudy(Plain):
                 before, after = (_layer(plan.step(row)) for row in (plan.serial, plan.best))
                 if not before.equals(after):  # else there is nothing to see
                     yield "layer", partial(_layer_figure, plan.name, (before, after))
+
+
+def _answers(outputs: Outputs, table: pd.DataFrame) -> Iterator[tuple[str, Iterable[Table | str]]]:
+    """Yield a sentence, and the lines, on each scenario."""
+    config, summary = outputs.read_config(), outputs.read_json("summary")
+    decisions = summary.get("decisions")
+    if is_judged(table):
+        for judged in judgements(table, config, decisions):
+            if judged.fits:
+                yield judged_headline(judged), judgement(judged)
+            else:
+                yield _unfit(judged.name, judged.trees[AS_GIVEN])
+        return
+    for plan in as_decided(plans(table, config), decisions):
+        if plan.fits:
+            yield headline(plan), plan_lines(plan, again=again_line(plan, summary["typed"]))
+        else:
+            yield _unfit(plan.name, plan.point_tree(plan.leanest))
+
+
+def _unfit(name: str, tree: Mapping[str, Any]) -> tuple[str, Sequence[str]]:
+    """A sentence, by how much a step does not fit and what does, and the lines."""
+    lines = tuple(does_not_fit(name, tree))
+    return "; ".join(lines), lines
 
 
 def _gains(table: pd.DataFrame) -> pd.DataFrame:

@@ -31,7 +31,7 @@ _TIE = 0.02  # of the step: what is closer than this is within what the constant
 
 def plan_lines(plan: StepPlan, *, again: str = "") -> Iterator[Table | str]:
     """Yield the answer. again: the command that gives this plan once more."""
-    yield _headline(plan)
+    yield headline(plan)
     yield _turned_on(plan)
     yield from _how_sure(plan)
     yield f"step: {work_text(plan)}{_in_layouts(plan)}"
@@ -50,8 +50,8 @@ def plan_lines(plan: StepPlan, *, again: str = "") -> Iterator[Table | str]:
     yield from filter(None, [again])
 
 
-def _headline(plan: StepPlan) -> str:
-    """What the step takes on which machine, and the software as it comes beside it."""
+def headline(plan: StepPlan) -> str:
+    """What the step takes on which machine, against the software as it comes."""
     best, before = plan.best, plan.before
     gain = gain_text(plan.gain, plan.decision.get("low"), plan.decision.get("high"))
     as_it_comes = "with nothing overlapped" if before is plan.serial else f"{_software(plan)} as it comes"

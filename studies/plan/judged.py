@@ -152,7 +152,7 @@ def decide_given(judged: Sequence[PlanJudgement], planned: Plan) -> dict[str, An
 def answer(plan: PlanJudgement) -> Iterator[Table | str]:
     """Yield the time of the plan as it is, what it is compared with, a row for each choice, and what loses most."""
     yield from _left_out(plan)
-    yield _first_line(plan)
+    yield headline(plan)
     yield from filter(None, [software_line(plan.config)])
     yield _comparison(plan)
     if plan.losses:
@@ -174,7 +174,8 @@ def _left_out(plan: PlanJudgement) -> Iterator[str]:
         yield f"left out, as this step has no such site: {', '.join(absent)}"
 
 
-def _first_line(plan: PlanJudgement) -> str:
+def headline(plan: PlanJudgement) -> str:
+    """What the step takes with the plan as it is, against serial execution."""
     point, file = plan.point, plan.config[SECTION].get("file", "")
     memory = f", {100 * point[MEMORY]:.0f} % of the memory" if MEMORY in point else ""
     rate = f" ({point['tokens_per_s']:,.0f} tokens/s)" if "tokens_per_s" in point else ""

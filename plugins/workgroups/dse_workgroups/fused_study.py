@@ -17,7 +17,7 @@ from dse.config.options import load_yaml
 from dse.errors import Problems
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables
 from dse.results.claims import Claim, ClaimResult, judge
-from dse.results.run_folder import FinishedRun
+from dse.results.run_folder import FinishedRun, Outputs
 from dse.space import Case
 from dse_workgroups import CONF
 from simulators.hardware.machine import tree_of
@@ -119,7 +119,7 @@ class FusedWorkgroups(Plain):
         words = {"copies": inputs.copies, "setup_s": inputs.setup_s, "recent_experts": inputs.recent}
         return {**words, "within": len(tested) - len(missed), "tested": len(tested), "missed": missed}
 
-    def headline(self, table: pd.DataFrame) -> str:
+    def headline(self, outputs: Outputs, table: pd.DataFrame) -> str:
         """Gains of the winners; the first figure is of the declared kernels, some of which do not win."""
         return speedups_of_winners(table, "The fastest kernels are")
 
