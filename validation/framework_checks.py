@@ -38,6 +38,9 @@ class Launch:
     recompute: str = "none"
     exchanges: str = "waited"
     zero: int = 0
+    gathers_beside: bool = False
+    reduces_beside: bool = False
+    user_buffers: bool = False
 
     @classmethod
     def of(cls, design: Any, *, layout: str = "") -> Launch:
@@ -62,6 +65,9 @@ class Launch:
             schedule=parallel.pipeline,
             recompute=run.recompute,
             exchanges=parallel.exchanges,
+            gathers_beside=parallel.prefetch and parallel.zero == 3,
+            reduces_beside=parallel.reductions == "beside",
+            user_buffers=any(schedule.name.startswith("transformer_engine") for schedule in design.sites.values()),
         )
 
 
@@ -87,7 +93,16 @@ def _megatron(launch: Launch) -> Iterator[str]:
         yield "world size is not divisible by expert_tensor_model_pipeline_parallel size"
     if launch.training and launch.ep > 1 and launch.tp > 1 and not launch.sequence_parallel:
         yield "MoE with tensor parallelism needs sequence parallelism"
+    yield from _megatron_buffers(launch)
     yield from _megatron_pipelines(launch)
+
+
+def _megatron_buffers(launch: Launch) -> Iterator[str]:
+    """The same files, of collectives that run beside compute."""
+    if launch.user_buffers and not launch.sequence_parallel:
+        yield "tensor parallel communication/GEMM overlap can happen only when sequence parallelism is enabled"
+    if launch.training and launch.gathers_beside and not launch.reduces_beside:
+        yield "must use --overlap-param-gather with --overlap-grad-reduce"
 
 
 def _megatron_pipelines(launch: Launch) -> Iterator[str]:

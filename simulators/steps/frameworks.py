@@ -46,8 +46,9 @@ class FrameworkRule(Frozen):
     """A statement that a framework checks, or documents, of a configuration.
 
     path: of the knob that is refused. divisor, of: names of `QUANTITIES`, of which products are taken. values: that the
-    knob may have. when: path -> values with which the rule counts; above: quantity -> the number that it exceeds then.
-    stacks: those of the framework that it is of; all where none is named. rule: in words, after `path = value`.
+    knob may have. when: path -> values with which the rule counts; above: quantity -> the number that it exceeds then;
+    software: implementations, of which a site has one then. stacks: those of the framework that it is of; all where
+    none is named. rule: in words, after `path = value`.
     """
 
     path: str
@@ -57,6 +58,7 @@ class FrameworkRule(Frozen):
     values: tuple[Value, ...] = ()
     when: Mapping[str, tuple[Value, ...]] = {}
     above: Mapping[str, int] = {}
+    software: tuple[str, ...] = ()
     stacks: tuple[str, ...] = ()
     rule: str
     way_out: str
@@ -66,6 +68,8 @@ class FrameworkRule(Frozen):
     def over(self, design: Any, tool: str) -> Rule | None:
         """The rule over the designs of a grid; None where it does not count there."""
         if any(str(_lower(get_path(design, path))) not in map(_lower, values) for path, values in self.when.items()):
+            return None
+        if self.software and not {software for _, software in _software_at(design)}.intersection(self.software):
             return None
         broken = np.asarray(self._broken(design), np.bool_)
         for name, number in self.above.items():
@@ -124,6 +128,7 @@ QUANTITIES: Mapping[str, Callable[[Any], Any]] = {
     "cp": lambda design: design.parallel.cp,
     "ep": lambda design: design.parallel.ep,
     "etp": lambda design: design.parallel.etp,
+    "zero": lambda design: design.parallel.zero,
     "virtual_stages": lambda design: design.parallel.virtual_stages,
     "stages": lambda design: np.asarray(design.parallel.pp) * _virtual(design),
     "layers": _stage_layers,
@@ -193,10 +198,16 @@ def stack_rules(design: Any) -> Iterator[Rule]:
 
 def _site_rules(design: Any, stack: Stack) -> Iterator[Rule]:
     """Overlaps at sites are those of the framework."""
-    for site, schedule in getattr(design, "sites", {}).items():
-        software = implementation(str(getattr(schedule, "name", schedule)).partition(" ")[0])
+    for site, name in _software_at(design):
+        software = implementation(name)
         if software is None:
             continue
         rule = f"is not part of {stack.tool} (stack={stack.name})"
         elsewhere = stack.tool not in software.frameworks
         yield Rule(f"sites.{site}", elsewhere, rule, software.name, (), "write candidates=all, or take another stack")
+
+
+def _software_at(design: Any) -> Iterator[tuple[str, str]]:
+    """Yield each site with the name of its schedule, which may be that of an implementation."""
+    for site, schedule in getattr(design, "sites", {}).items():
+        yield site, str(getattr(schedule, "name", schedule)).partition(" ")[0]

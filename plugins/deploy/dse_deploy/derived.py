@@ -208,6 +208,13 @@ def _experts_by_tp(facts: Facts, plan: dict[str, Any]) -> str:
     return "" if cut == 1 else f"{name} {cut}"
 
 
+def _exchanged_by(facts: Facts, plan: dict[str, Any]) -> str:
+    """Kernels that exchange tokens: those of DeepEP go with exchanges beside compute, others change a step."""
+    name, value = facts.get("exchanged_by", ("", ""))
+    is_needed = get_path(plan, "parallel.exchanges") == "two_micro_batches" and str(value).startswith("deepep_")
+    return "" if not name or is_needed else f"{name} {value}"
+
+
 def _split_states(facts: Facts, plan: dict[str, Any]) -> str:
     """What the replicas of Megatron FSDP, or of PyTorch's, split: weights too, where nothing else is said."""
     if not _is_on(facts, "fsdp"):
@@ -268,6 +275,7 @@ _RULES: tuple[Callable[[Facts, dict[str, Any]], str], ...] = (
     _micro_batches,
     _experts_by_tp,
     _gathers_beside,
+    _exchanged_by,
 )
 
 _RULES_WITH: Mapping[str, Callable[[Facts, dict[str, Any]], str]] = {

@@ -119,6 +119,13 @@ def _recomputed_modules(plan: Plan, model: ModelFacts) -> str | None:
     return " ".join([*(["mla_up_proj"] if model.latent else []), "layernorm", *(["moe_act"] if model.experts else [])])
 
 
+def _exchanged_by(plan: Plan, model: ModelFacts) -> str | None:
+    """Kernels of DeepEP, which exchanges beside compute need in vLLM."""
+    if get_path(plan, "parallel.exchanges") != "two_micro_batches":
+        return None
+    return "deepep_high_throughput" if get_path(plan, "run.mode") == "prefill" else "deepep_low_latency"
+
+
 FACTS: Mapping[str, Callable[[Plan, ModelFacts], Any]] = {
     "experts_everywhere": _experts_everywhere,
     "attention_dp": _attention_dp,
@@ -132,6 +139,7 @@ FACTS: Mapping[str, Callable[[Plan, ModelFacts], Any]] = {
     "pipeline_layout": _layout,
     "waits_for_messages": _waits_for_messages,
     "recomputed_modules": _recomputed_modules,
+    "exchanged_by": _exchanged_by,
 }
 """Fact -> its value for a plan of a model."""
 COVERED: Mapping[str, tuple[str, ...]] = {
