@@ -163,11 +163,11 @@ def _precision_rules(design: StepDesign) -> Iterator[Rule]:
     if gpu.constants(run.precision) is None:  # nor of one near it
         rule = f"has no constants for {run.precision}"
         precisions = f"run.precision is one of {', '.join(gpu.efficiency)}"
-        yield Rule("gpu.efficiency", True, rule, way_out=f"{precisions}; or python -m dse machine calibrate")
+        yield Rule("system.gpu.efficiency", True, rule, way_out=f"{precisions}; or python -m dse machine calibrate")
     if run.products is not None and gpu.constants(run.products) is None:
         known = (name for name in get_args(Precision) if gpu.constants(name) is not None)
         precisions = f"run.products is null or one of {', '.join(known)}"
-        yield Rule("gpu.efficiency", True, f"has no constants for {run.products}", way_out=precisions)
+        yield Rule("system.gpu.efficiency", True, f"has no constants for {run.products}", way_out=precisions)
     if run.mode == "training" and run.precision == "fp8":
         rule = "is of inference: what is trained has activations of 16 bits"
         yield Rule("run.precision", True, rule, run.precision, way_out="set run.precision=bf16 run.products=fp8")

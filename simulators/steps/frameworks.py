@@ -24,8 +24,9 @@ from dse.values import Frozen, Provenance, put
 from simulators.steps.implementations import Mode, implementation, names_of
 from simulators.workloads.model import Transformer
 
+Integers = NDArray[np.int64]
 Value = str | int | bool | None
-_LEAST_AWAY = 9  # how far from a typed number a legal one is looked for, at least
+_MOST_AWAY = 512  # how far from a number a legal one is looked for
 
 
 class Stack(Frozen):
@@ -65,27 +66,35 @@ class FrameworkRule(Frozen):
     provenance: Provenance
     source: str = Field(min_length=1)
 
-    def over(self, design: Any, tool: str) -> Rule | None:
-        """The rule over the designs of a grid; None where it does not count there."""
+    def over(self, design: Any, tool: str) -> Iterator[Rule]:
+        """Yield the rule over the designs of a grid, with the nearest legal value where there is one near."""
         if any(str(_lower(get_path(design, path))) not in map(_lower, values) for path, values in self.when.items()):
-            return None
+            return
         if self.software and not {software for _, software in _software_at(design)}.intersection(self.software):
-            return None
+            return
         broken = np.asarray(self._broken(design), np.bool_)
         for name, number in self.above.items():
             broken = broken & (_quantity(design, name) > number)
         numbers = (_product(design, self.of), _product(design, self.divisor))
-        value, way = get_path(design, self.path), self.way_out
-        if broken.ndim == 0 and broken and isinstance(value, int) and self.test != "in":
-            way = f"{way}{self._nearest(design, value)}"
-        return Rule(self.path, broken, f"{self.rule} ({tool} {self._cited})", value, numbers, way)
+        value, rule = get_path(design, self.path), f"{self.rule} ({tool} {self._cited})"
+        nearest = self._nearest(design, value, broken)
+        near = f"{self.way_out}: {self.path}={{2}} is the nearest"
+        yield Rule(self.path, broken & (nearest > 0), rule, value, (*numbers, nearest), near)
+        yield Rule(self.path, broken & (nearest == 0), rule, value, numbers, self.way_out)
 
-    def _nearest(self, design: Any, value: int) -> str:
-        """The nearest value of the knob with which the statement holds, in words to type; "" for none near."""
-        near = (value + side * away for away in range(1, max(value, _LEAST_AWAY)) for side in (-1, 1))
-        legal = (other for other in near if other > 0 and not self._broken(put(design, self.path, other)))
-        nearest = next(itertools.islice(legal, 1), None)
-        return "" if nearest is None else f": {self.path}={nearest} is the nearest"
+    def _nearest(self, design: Any, value: Any, broken: NDArray[np.bool_]) -> Integers:
+        """The nearest value of the knob with which each design that breaks the rule keeps it; 0 where none is near."""
+        nearest = np.zeros(np.broadcast_shapes(np.shape(value), broken.shape), np.int64)
+        if self.test == "in" or np.asarray(value).dtype.kind not in "iu":
+            return nearest
+        left = broken | np.zeros_like(nearest, np.bool_)
+        for away, side in itertools.product(range(1, _MOST_AWAY), (-1, 1)):
+            if not left.any():
+                break
+            other = np.asarray(value, np.int64) + side * away
+            legal = left & (other > 0) & ~np.asarray(self._broken(put(design, self.path, other)), np.bool_)
+            nearest, left = np.where(legal, other, nearest), left & ~legal
+        return nearest
 
     @property
     def _cited(self) -> str:
@@ -98,9 +107,6 @@ class FrameworkRule(Frozen):
         if self.test == "divides":
             return np.not_equal(whole % np.maximum(part, 1), 0)
         return np.less(whole, part) if self.test == "covers" else np.not_equal(whole, part)
-
-
-Integers = NDArray[np.int64]
 
 
 def _stage_layers(design: Any) -> Any:
@@ -190,8 +196,7 @@ def stack_rules(design: Any) -> Iterator[Rule]:
     for rule in framework_rules().get(stack.tool or "", ()):
         if (rule.stacks and stack.name not in rule.stacks) or (rule.test == "in" and stack.candidates == "all"):
             continue
-        if (found := rule.over(design, stack.tool or "")) is not None:
-            yield found
+        yield from rule.over(design, stack.tool or "")
     if stack.tool is not None and stack.candidates == "own":
         yield from _site_rules(design, stack)
 
