@@ -25,6 +25,8 @@ LAWFUL = {
     r"^ASTRA-sim's program is not on the path$": "a program that no package holds",
     r"^the record is of another version of ": "the versions of the last record, with which alone counts compare",
     r"^(another clang|another Triton) is installed than the first line names$": "the compiler that wrote the texts",
+    r"is absent: the published values live beside the repository$": "tables that no package holds",
+    r"^measured collectives are not in this checkout$": "these tables",
     r"^takes long: make faults runs it$": "another target",
 }
 """Reasons (as patterns) of skips that nothing that can be installed here would end -> what they wait for."""
