@@ -160,8 +160,9 @@ def _shown(value: float, unit: str) -> Iterator[float]:
 
 
 def _counts(printed: Iterable[Sequence[str]]) -> set[int]:
-    """Numbers of rows that something may be counted of."""
-    return {len(column) - 1 for column in printed}
+    """Numbers of rows, and of different values of a column, that something may be counted of."""
+    columns = [column[1:] for column in printed]
+    return {*map(len, columns), *(len(set(column)) for column in columns)}
 
 
 def headlines_wrong(runs: Iterable[Path]) -> dict[str, list[str]]:
