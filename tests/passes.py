@@ -26,6 +26,7 @@ LAWFUL = {
     r"^the record is of another version of ": "the versions of the last record, with which alone counts compare",
     r"^(another clang|another Triton) is installed than the first line names$": "the compiler that wrote the texts",
     r"is absent: the published values live beside the repository$": "tables that no package holds",
+    r"is absent: the tables that numbers are fitted to are not shipped$": "these tables",
     r"^measured collectives are not in this checkout$": "these tables",
     r"^takes long: make faults runs it$": "another target",
 }

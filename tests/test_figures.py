@@ -219,6 +219,7 @@ QUICK = ("bert", "dlrm_scaleout", "plan")
     [
         name if name in QUICK else pytest.param(name, marks=pytest.mark.nightly)
         for name in sorted(list_options("study"))
+        if name != "measure_my_gpu"  # which takes a GPU
     ],
 )
 def test_figures_of_a_study_overlap_nowhere_and_say_their_answer(study: str, tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ ROOTS = [REPOSITORY, *sorted(REPOSITORY.glob("plugins/*/"))]
 
 def modules_of_tests() -> list[Path]:
     """Every module of a test, and those beside them."""
-    found = [path for folder in FOLDERS for path in sorted(REPOSITORY.glob(f"{folder}/**/*.py"))]
-    return [path for path in found if "field" not in path.relative_to(REPOSITORY).parts]
+    paths = [path for folder in FOLDERS for path in sorted(REPOSITORY.glob(f"{folder}/**/*.py"))]
+    return [path for path in paths if "field" not in path.relative_to(REPOSITORY).parts]
 
 
 @cache
@@ -67,7 +67,7 @@ def ours(module: str) -> Path | None:
 @cache
 def libraries(path: Path) -> frozenset[str]:
     """Top-level modules of libraries that come with the import of a module, those of our own followed."""
-    found, seen, stack = set[str](), {path}, [path]
+    packages, seen, stack = set[str](), {path}, [path]
     while stack:
         for module in imported(stack.pop()):
             parts = module.split(".")
@@ -77,10 +77,10 @@ def libraries(path: Path) -> frozenset[str]:
                 and parts[0] not in sys.stdlib_module_names
                 and not any((r / parts[0]).is_dir() for r in ROOTS)
             ):
-                found.add(parts[0])
+                packages.add(parts[0])
             stack += (fresh := [file for file in files if file is not None and file not in seen])
             seen.update(fresh)
-    return frozenset(found)
+    return frozenset(packages)
 
 
 def _canonical(name: str) -> str:
@@ -101,12 +101,12 @@ def of_setup() -> frozenset[str]:
         _canonical(tree["name"]): tree for tree in (tomllib.loads(f.read_text("utf-8"))["project"] for f in files)
     }
     stack = [(name, "dev") for name in projects]
-    found = set[tuple[str, str]]()
+    imports = set[tuple[str, str]]()
     while stack:
         key = stack.pop()
-        if key in found:
+        if key in imports:
             continue
-        found.add(key)
+        imports.add(key)
         name, extra = key
         if name in projects:
             texts = [*projects[name]["dependencies"], *projects[name].get("optional-dependencies", {}).get(extra, [])]
@@ -115,7 +115,7 @@ def of_setup() -> frozenset[str]:
         for need in map(Requirement, texts):
             if need.marker is None or need.marker.evaluate({"extra": extra}):
                 stack += [(_canonical(need.name), inner) for inner in ("", *need.extras)]
-    return frozenset(name for name, _ in found)
+    return frozenset(name for name, _ in imports)
 
 
 @pytest.mark.slow
@@ -188,8 +188,8 @@ def sample(tmp_path: Path) -> Any:
         (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  nightly\n  tonight\n")
         (tmp_path / "test_sample.py").write_text(SAMPLE.format(module=module))
         command = [sys.executable, "-m", "pytest", "-p", "tests.passes", "-p", "no:cacheprovider", *words]
-        others = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-        variables = {**others, "PYTHONPATH": str(REPOSITORY)}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+        variables = {**environment, "PYTHONPATH": str(REPOSITORY)}
         done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout + done.stderr
 
@@ -201,10 +201,10 @@ def test_the_second_pass_runs_what_the_first_skipped_and_lets_no_skip_pass(sampl
     assert sample("--skipped-to=skipped.txt", "-m", "not nightly", "-n", "1")[0] == 0
     ids = (tmp_path / "skipped.txt").read_text().split()
     assert ids == ["test_sample.py::test_of_a_library", "test_sample.py::test_of_two_cores"]
-    code, said = sample("--no-skips", "-rf", "@skipped.txt", "-n", "1")
+    code, output = sample("--no-skips", "-rf", "@skipped.txt", "-n", "1")
     assert code == 1
-    assert "1 failed, 1 skipped" in said
-    assert "thing is not installed: apt-get install thing" in said
+    assert "1 failed, 1 skipped" in output
+    assert "thing is not installed: apt-get install thing" in output
 
 
 @pytest.mark.slow
@@ -212,9 +212,9 @@ def test_a_module_that_is_skipped_as_a_whole_is_a_failure_of_the_second_pass(sam
     module = 'pytest.importorskip("no_such_library", reason="no_such_library is not installed")'
     assert sample("--skipped-to=skipped.txt", module=module)[0] in (0, 5)
     assert (tmp_path / "skipped.txt").read_text() == "test_sample.py\n"
-    code, said = sample("--no-skips", "@skipped.txt", module=module)
+    code, output = sample("--no-skips", "@skipped.txt", module=module)
     assert code not in (0, 5)
-    assert "no_such_library is not installed" in said
+    assert "no_such_library is not installed" in output
 
 
 @pytest.mark.slow
@@ -226,8 +226,8 @@ def test_each_day_runs_its_own_nightly_tests(sample: Any, monkeypatch: pytest.Mo
 
 
 def test_settings_of_the_package_index_are_those_of_pip() -> None:
-    said = "global.extra-index-url='https://one.example/simple https://two.example/simple'\n:env:.find-links='/a /b'\n"
-    assert install.variables(said) == {
+    text = "global.extra-index-url='https://one.example/simple https://two.example/simple'\n:env:.find-links='/a /b'\n"
+    assert install.variables(text) == {
         "UV_INDEX": "https://one.example/simple https://two.example/simple",
         "UV_INDEX_STRATEGY": "unsafe-best-match",
         "UV_FIND_LINKS": "/a,/b",

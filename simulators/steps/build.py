@@ -116,4 +116,5 @@ def _weight_copies(design: StepDesign) -> WeightQuantiser | None:
 
 
 def blocks_of(design: StepDesign) -> tuple[ModelBlock, ...]:
+    """Blocks of the model of a step, as its run and its layout have them."""
     return model_blocks(design.model, design.run, design.parallel, design.kernels)

@@ -76,7 +76,7 @@ class FrameworkRule(Frozen):
         for name, number in self.above.items():
             broken = broken & (_quantity(design, name) > number)
         numbers = (_product(design, self.of), _product(design, self.divisor))
-        value, rule = get_path(design, self.path), f"{self.rule} ({tool} {self._cited})"
+        value, rule = get_path(design, self.path), f"{self.rule} ({tool} {self._basis})"
         nearest = self._nearest(design, value, broken)
         near = f"{self.way_out}: {self.path}={{2}} is the nearest"
         yield Rule(self.path, broken & (nearest > 0), rule, value, (*numbers, nearest), near)
@@ -97,7 +97,7 @@ class FrameworkRule(Frozen):
         return nearest
 
     @property
-    def _cited(self) -> str:
+    def _basis(self) -> str:
         return "asserts it" if self.provenance == "vendor" else "is known to need it"
 
     def _broken(self, design: Any) -> ArrayLike:

@@ -360,13 +360,9 @@ class Iteration:
 
     @property
     def _gpu_s(self) -> Floats:
-        return np.asarray(
-            self.passes.forward_s
-            + self.passes.backward_s
-            - self.passes.saved_s
-            + self.gradients.split_s
-            + self.passes.copies.slot_s
-        )
+        passes = self.passes
+        computed_s = passes.forward_s + passes.backward_s - passes.saved_s
+        return np.asarray(computed_s + self.gradients.split_s + passes.copies.slot_s)
 
     def _stretches(self, counts: Mapping[str, ArrayLike], *, forward: bool, share: ArrayLike = 1.0) -> list[Stretch]:
         """Launches and run of a pass of one micro-batch through so many of each block, block by block.

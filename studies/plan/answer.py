@@ -21,7 +21,7 @@ from studies.plan.plan_file import all_leaves, over_step, step_of_run
 from studies.plan.stacks import defaults_of, measured_line, named, software_line, tool_facts, ways
 from studies.plan.step_plan import MEMORY, TIME, StepPlan, evaluated, has_software, rates_of_a_gpu
 from studies.plan.stored_weights import stored_line
-from studies.plan.texts import next_best, next_best_text, work_text
+from studies.plan.texts import next_best, next_best_text, runner_up_layout, work_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -147,10 +147,10 @@ def again_line(plan: StepPlan, provenance: Mapping[str, Any]) -> str:
         *over_step(step_of_run(provenance), [], tree),
         *(override(path, value) for path, value in all_leaves(tree)),
     ]
-    return f"this plan again: python -m dse plan {' '.join(map(_quoted, words))}"
+    return f"this plan again: python -m dse plan {' '.join(map(_shell_word, words))}"
 
 
-def _quoted(word: str) -> str:
+def _shell_word(word: str) -> str:
     """A word of a command as a shell takes it."""
     import shlex
 
@@ -185,7 +185,7 @@ def _choices_table(plan: StepPlan) -> Table:
         hidden = ["", ""] if choice.exposed is None else _hidden(choice.limiter, *map(choice.exposed, steps))
         rival = [] if second is None else flipping.row(next_best_text(plan, choice, second), second)
         shown.add_row(choice.name, plan.text(choice), gains, *hidden, *rival)
-    if (second := plan.runner_up_layout()) is not None:
+    if (second := runner_up_layout(plan)) is not None:
         rival = flipping.row(plan.layout(second).name, second)
         shown.add_row("layout", plan.layout(plan.best).name, "", "", "", *rival)
     return shown

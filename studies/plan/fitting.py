@@ -21,7 +21,7 @@ from simulators.steps.choices import OFF
 from simulators.steps.design import StepDesign
 from simulators.steps.given import with_values
 from simulators.steps.layouts import PATHS, Candidates, Layout, LayoutQuestion, LayoutSection
-from studies.plan.step_plan import MEMORY, StepPlan
+from studies.plan.step_plan import MEMORY, StepPlan, most_memory
 
 # powers of two, which most degrees of parallelism are
 _TIMES = (1, 2, 4, 8, 16, 32)  # as many GPUs
@@ -48,7 +48,7 @@ def may_not_fit(plan: StepPlan) -> Iterator[str]:
     tree = plan.point_tree(plan.best)
     nearest = _nearest(tree, int(StepBackend().design(tree).parallel.gpus), StepBackend())
     surely = f"; surely fits: {nearest}" if nearest else ""
-    yield f"{text}, and is off by up to {100 * (plan.most_memory - 1):.0f} %{surely}"
+    yield f"{text}, and is off by up to {100 * (most_memory(plan.config) - 1):.0f} %{surely}"
 
 
 def does_not_fit(name: str, tree: Mapping[str, Any]) -> Iterator[str]:

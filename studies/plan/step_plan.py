@@ -116,6 +116,11 @@ CHOICES: Sequence[Choice] = (
 """Everything that a plan may choose, in the order of its rows."""
 
 
+def most_memory(config: Mapping[str, Any]) -> float:
+    """Share of a GPU's memory up to which the answer of a run is a time: 1 and the error of the memory model."""
+    return float(get_path(config, "study.limits.memory_share.high") or 1.0)
+
+
 @dataclass(frozen=True)
 class StepPlan:
     """The plan of one scenario. table: its points with a result. config: of the run.
@@ -145,12 +150,7 @@ class StepPlan:
     @property
     def fits(self) -> bool:
         """Tell whether the best point is within the memory: no point is where it is not."""
-        return MEMORY not in self.best or float(self.best[MEMORY]) <= self.most_memory
-
-    @property
-    def most_memory(self) -> float:
-        """Share of a GPU's memory up to which the answer is a time: 1 and the error of the memory model."""
-        return float(get_path(self.config, "study.limits.memory_share.high") or 1.0)
+        return MEMORY not in self.best or float(self.best[MEMORY]) <= most_memory(self.config)
 
     @property
     def leanest(self) -> Any:
@@ -266,10 +266,6 @@ class StepPlan:
         paths = [*choice.off, *((*self._deciding, *SITE_PATHS) if choice.decides else ())]
         return _same_as(self.table, {path: _value(self.best, path) for path in _off(self.table)}, but=paths)
 
-    def runner_up_layout(self) -> Any:
-        """The best point in another layout; None without any."""
-        return None if self.rivals is None or self.rivals.empty else least(self.rivals)
-
     def step(self, row: Any) -> Iteration:
         """The iteration of a point."""
         return iteration(self.design(row))
@@ -361,7 +357,7 @@ def other_value(plan: StepPlan, choice: Choice) -> Any:
         if plan.text(choice, row) != plan.text(choice)
     ]
     possible = [
-        row for row in rows if row is not None and (MEMORY not in row or float(row[MEMORY]) <= plan.most_memory)
+        row for row in rows if row is not None and (MEMORY not in row or float(row[MEMORY]) <= most_memory(plan.config))
     ]
     return min(possible, key=lambda row: float(row[TIME]), default=None)
 

@@ -6,13 +6,18 @@ from typing import Any
 
 from dse.space import get_path
 from simulators.steps.design import NONE
-from studies.plan.step_plan import Choice, StepPlan, other_value
+from studies.plan.step_plan import Choice, StepPlan, least, other_value
 
 
 def next_best(plan: StepPlan, choice: Choice) -> Any:
     """The next best value of a choice, all others as planned; with the best of the others where rules need that."""
     second = other_value(plan, choice) if choice.decides else None
     return plan.runner_up(choice) if second is None else second
+
+
+def runner_up_layout(plan: StepPlan) -> Any:
+    """The best point in another layout; None without any."""
+    return None if plan.rivals is None or plan.rivals.empty else least(plan.rivals)
 
 
 def next_best_text(plan: StepPlan, choice: Choice, row: Any) -> str:

@@ -116,7 +116,8 @@ def _request(step: tuple[str, str, int]) -> Request:
 def _typed(step: tuple[str, str, int]) -> list[str]:
     """Words that say which step it is."""
     model, mode, ep = step
-    return [f"model={model}", f"system={_MACHINE}", f"run.mode={mode}", "run.sequence_length=2048", *_SIZES[ep > 1]]
+    words = [f"model={model}", f"system={_MACHINE}", f"run.mode={mode}", "run.sequence_length=2048", *_SIZES[ep > 1]]
+    return [*words, "candidates=all", *(["stack=megatron_2026"] if mode == "training" else [])]
 
 
 def _typed_paths(step: tuple[str, str, int]) -> set[str]:

@@ -1058,5 +1058,4 @@ def test_what_a_plan_rests_on_is_written_or_told(
     }[name]
     assert [word for word in words if word not in text] == []
     for path, value in leaves_of({"parallel": parallel, "run": run}):
-        said = path in printed or path == "parallel.pp"
-        assert said, (path, value)
+        assert path in printed or path == "parallel.pp", (path, value)

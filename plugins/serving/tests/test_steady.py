@@ -99,11 +99,11 @@ def test_times_of_few_and_of_many_requests_agree_within_their_intervals(arrivals
 
 def test_the_burst_that_begins_a_closed_loop_counts_only_where_all_is_counted() -> None:
     deployment = one_pool(step_times(), sequences=64, tokens=200)
-    steady, whole = (
+    steady, complete = (
         serve_steadily(deployment, spec(concurrency=64, requests=640, counted=counted), percentile=0.99)
         for counted in ("steady", "all")
     )
-    assert whole.traffic.size == 640 and len(whole.ttft_s) == 576  # less a tenth, its warm-up
+    assert complete.traffic.size == 640 and len(complete.ttft_s) == 576  # less a tenth, its warm-up
     assert len(steady.ttft_s) >= 2000 and steady.traffic.size >= len(steady.ttft_s) + 3 * 64
     first = serve_steadily(
         deployment, spec(concurrency=64, requests=640, counted="all", warm_up=0.0), percentile=0.99
