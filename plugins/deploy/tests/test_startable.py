@@ -30,7 +30,7 @@ def check(seed: int) -> None:
 
 
 def _is_lost(path: str) -> bool:
-    """Whether a knob must come back from files: all but what a framework sets for all sites at once, or has no word for.
+    """Whether a knob must come back from files: all but what a framework sets for all sites, or has no name for.
 
     `settings export` writes what comes nearest then, and says so; `python -m benchmarks.startable` counts such plans.
     """
