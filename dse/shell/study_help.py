@@ -36,8 +36,10 @@ def study_text(name: str, folder: Path | None) -> str:
     command = plugins.declaration("COMMANDS", name)
     has_command = isinstance(command, plugins.Command) and command.study == name
     groups = dict(_groups(composed, folder))
-    # a folder of one's own may hold what cannot be read
-    options = {} if composed.problems else {**dict(_knobs(composed)), **dict(_settings(composed))}
+    if composed.problems:  # a folder of one's own may hold what cannot be read
+        options = {problem.path: f"refused: {problem.rule}" for problem in composed.problems}
+    else:
+        options = {**dict(_knobs(composed)), **dict(_settings(composed))}
     examples = [f"run {name}", f"run {name} {_second_example(composed)}"]
     lines = [
         f"{name}: {tree.get('question') or list_options('study').get(name, '')}",
