@@ -37,6 +37,7 @@ from dse_serving.steadiness import QUESTIONS, answers_moved
 from simulators.steps.backend import StepBackend
 from simulators.steps.build import iteration
 from simulators.steps.choices import OFF
+from simulators.steps.frameworks import switched_together
 from simulators.steps.given import with_values
 from simulators.steps.layouts import Layout, LayoutQuestion, LayoutSection
 from simulators.steps.scenarios import scenarios
@@ -112,7 +113,7 @@ def _with_choices(random: Random, backend: StepBackend, drawn: tuple[list[str], 
     knobs = {path: text.removeprefix("choice(").rstrip(")").split(",") for path, text in texts}
     for path in random.sample(sorted(knobs), min(_TRIES, len(knobs))):
         value = parse_yaml(random.choice(knobs[path]), path)
-        changes = {path: value}
+        changes = dict.fromkeys(_at_once(backend, path, value, tree), value)
         if path == "parallel.pipeline" and value == "interleaved":
             changes |= {"parallel.virtual_stages": random.choice([2, 3, 4, 5]), "parallel.messages": "beside"}
         if _counts(backend, path, tree) and _is_legal(backend, changed := with_values(tree, changes)):
@@ -121,6 +122,15 @@ def _with_choices(random: Random, backend: StepBackend, drawn: tuple[list[str], 
     for path, value in values.items():
         put_in(plan, path, value)
     return DrawnPlan(tuple(words), tree, plan)
+
+
+def _at_once(backend: StepBackend, path: str, value: Any, tree: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a knob, and the sites of the step that the software switches with it."""
+    yield path
+    site = path.removeprefix("sites.")
+    switches = switched_together(tree.get("stack"), [value]) if site != path else {}
+    for sites in (sites for sites in switches.values() if site in sites):
+        yield from (f"sites.{other}" for other in sites if _counts(backend, f"sites.{other}", tree))
 
 
 def _counts(backend: StepBackend, path: str, tree: Mapping[str, Any]) -> bool:
@@ -179,14 +189,15 @@ def command_is_equal(drawn: DrawnPlan, backend: StepBackend) -> bool:
     return _is_legal(backend, tree) and seconds_of(backend, tree) == seconds_of(backend, drawn.tree)
 
 
-def export_is_equal(drawn: DrawnPlan) -> list[str]:
-    """Knobs whose values an export loses without telling."""
+def export_is_equal(drawn: DrawnPlan, backend: StepBackend) -> list[str]:
+    """Knobs whose values an export loses without telling; sites that the step does not have mean nothing."""
     plan, tool, written = _context(drawn), tools()[drawn.tool], _written(drawn)
     unsaid = frozenset.intersection(*(part.unsaid for part in written.values()))
     back = dict(leaves_of(nearest(tool, plan, written)))
     sayable = dict(leaves_of(tool.sayable(plan)))
     paths = [path for path in dict.fromkeys([*sayable, *back]) if path not in unsaid]
-    return [path for path in paths if not _same(back.get(path, _absent(path)), sayable.get(path, _absent(path)))]
+    counting = [path for path in paths if not path.startswith("sites.") or _counts(backend, path, drawn.tree)]
+    return [path for path in counting if not _same(back.get(path, _absent(path)), sayable.get(path, _absent(path)))]
 
 
 def _absent(path: str) -> Any:
@@ -211,7 +222,8 @@ def figures(count: int, seed: int = 0) -> dict[str, Any]:
     """Counts over drawn plans, and the first faults."""
     backend, counts, faults = StepBackend(), dict.fromkeys(_COUNTED, 0), list[str]()
     for place, plan in enumerate(drawn_plans(count, seed), 1):
-        refused, equal, lost = violations(plan, backend), command_is_equal(plan, backend), export_is_equal(plan)
+        refused, equal = violations(plan, backend), command_is_equal(plan, backend)
+        lost = export_is_equal(plan, backend)
         for name, is_fine in zip(_COUNTED, (True, not refused, equal, not lost), strict=True):
             counts[name] += is_fine
         if refused or not equal or lost:

@@ -34,9 +34,12 @@ class Free(Fixed):
 
 
 def search(
-    knobs: Sequence[Knob], cost: Callable[[Assignment], float | None], backend: Fixed | None = None
+    knobs: Sequence[Knob],
+    cost: Callable[[Assignment], float | None],
+    backend: Fixed | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> tuple[Chosen, dict[str, float]]:
-    """The search, and the cost of every point that it had evaluated."""
+    """The search, and the cost of every point that it had evaluated. options: of the method."""
     space = Space({"point": {knob.path.partition(".")[2]: 0 for knob in knobs}}, tuple(knobs), {}, backend or Free())
     met: dict[str, float] = {}
 
@@ -54,7 +57,7 @@ def search(
         identify=lambda point: repr(sorted(point.items())),
         legal=lambda points: [cost(point) is not None for point in points],
     )
-    return explore(question, COORDINATE), met
+    return explore(question, COORDINATE.model_copy(update={"options": dict(options or {})})), met
 
 
 def knob(name: str, count: int) -> Knob:
@@ -105,3 +108,20 @@ def test_an_interval_is_refused_with_a_way_out() -> None:
     with pytest.raises(ConfigError) as caught:
         search([Knob("point.x", low=0.0, high=1.0)], lambda point: 0.0)
     assert "space.point.x: is an interval, which has no values to try (list values" in str(caught.value)
+
+
+@given(st.integers(0, 3), st.integers(0, 3))
+def test_knobs_that_rules_tie_to_each_other_are_changed_at_once(tied: int, free: int) -> None:
+    """`a`, `b` and `c` have one value or the point breaks a rule; no change of one of them is possible."""
+    knobs = [knob(name, 4) for name in ("a", "b", "c", "d")]
+
+    def cost(point: Assignment) -> float | None:
+        values = {point[f"point.{name}"] for name in ("a", "b", "c")}
+        return None if len(values) > 1 else float(abs(values.pop() - tied) + abs(point["point.d"] - free) + 1)
+
+    together = {"together": (("point.a", "point.b", "point.c"), ("point.d", "point.is_not_searched"))}
+    _, met = search(knobs, cost, options=together)
+    assert min(met.values()) == 1
+    assert len(met) <= 4 * 4
+    _, met = search(knobs, cost)
+    assert min(met.values()) == 1 + tied

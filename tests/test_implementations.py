@@ -12,6 +12,7 @@ from dse.config.compose import request
 from dse.config.options import list_options
 from dse.errors import ConfigError
 from simulators.steps.backend import StepBackend, metrics_of
+from simulators.steps.choices import CHOICES as CHOICES_OF_STEPS
 from simulators.steps.design import StepDesign
 from simulators.steps.implementations import GROUP, Mode, implementation, list_implementations
 from simulators.steps.sites import SITES, read_schedule
@@ -21,7 +22,7 @@ GATHER, SUM = "ffn_in", "ffn_out"
 CHOICES = {"default": [], "existing": ["candidates=existing"], "ideal": ["candidates=ideal"]}
 
 
-def prefill(tokens: int, sites: dict[str, str], **model: Any) -> StepDesign:
+def prefill_tree(tokens: int, sites: dict[str, str], **model: Any) -> dict[str, Any]:
     """A prefill of a model of width 16,384 on 8 H100s."""
     groups = {group: shipped(group)[name] for group, name in (("optimizer", "adam"), ("kernels", "flash"))}
     run = {"mode": "prefill", "batch": 1, "sequence_length": tokens, "precision": "bf16"}
@@ -30,8 +31,12 @@ def prefill(tokens: int, sites: dict[str, str], **model: Any) -> StepDesign:
         "system": shipped("system")["h100_8"],
         "model": shipped("model")["transformer"] | model,
     }
-    tree |= {"run": run, "parallel": {"tp": 8, "sequence_parallel": True}, "sites": sites}
-    return StepBackend().design(tree)
+    return {**tree, "run": run, "parallel": {"tp": 8, "sequence_parallel": True}, "sites": sites}
+
+
+def prefill(tokens: int, sites: dict[str, str], **model: Any) -> StepDesign:
+    """The design of that tree."""
+    return StepBackend().design(prefill_tree(tokens, sites, **model))
 
 
 def seconds(tokens: int, sites: dict[str, str]) -> float:
@@ -70,6 +75,33 @@ def test_software_is_refused_where_it_does_not_run() -> None:
     assert flux.refusal("a GPU of one's own", "bf16", "prefill") is None
     with pytest.raises(ConfigError, match="has no schedule of a collective after"):
         read_schedule("torch_native_async_tp", SUM)
+
+
+def test_what_a_framework_switches_has_one_name_for_the_same_sites() -> None:
+    switched = dict[str, set[tuple[str, tuple[str, ...]]]]()
+    for software in filter(None, map(implementation, list_options(GROUP))):
+        for site in (site for sites in software.switches.values() for site in sites):
+            assert software.schedules.keys() & {SITES[site].order, "beside"}
+        for tool in software.frameworks if software.switches else ():
+            switched.setdefault(tool, set()).update(software.switches.items())
+    assert switched
+    for groups in switched.values():
+        sites = [site for _, group in groups for site in group]
+        assert len(sites) == len(set(sites))  # disjoint: each is of one choice of a plan
+        assert not {name for name, _ in groups} & CHOICES_OF_STEPS.keys()
+
+
+@pytest.mark.parametrize("candidates", ["own", "all"])
+def test_sites_that_a_framework_switches_together_have_one_schedule(candidates: str) -> None:
+    at_all = {"attention_in": "vllm_async_tp", "attention_out": "vllm_async_tp", GATHER: "vllm_async_tp"}
+    stack = {"name": "vllm", "tool": "vllm", "candidates": candidates}
+    for sites, is_legal in [(at_all | {SUM: "vllm_async_tp"}, True), (at_all, candidates == "all")]:
+        design = StepBackend().design({**prefill_tree(2048, sites), "stack": stack})
+        problems = [str(problem) for problem in StepBackend().problems(design)]
+        assert (problems == []) == is_legal
+        assert is_legal or any(
+            "for all tensor parallelism at once, and sites.ffn_out have" in text for text in problems
+        )
 
 
 @pytest.mark.slow

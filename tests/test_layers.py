@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.house import lines_of_code
 from dse import plugins
 from dse.config.options import accidents, list_options, unreadable
 from simulators.hardware.machine import System
@@ -247,13 +248,13 @@ def _is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 def functions() -> dict[str, int]:
-    """Lines of every function, by file and name."""
-    lengths = {}
-    for path, tree in syntax().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno and not _is_kernel(node):
-                lengths[f"{name_of(path)}:{node.lineno} {node.name}"] = node.end_lineno - node.lineno + 1
-    return lengths
+    """Lines of code of every function, by file and name."""
+    return {
+        f"{name_of(path)}:{node.lineno} {node.name}": lines_of_code(node)
+        for path, tree in syntax().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not _is_kernel(node)
+    }
 
 
 @pytest.mark.slow

@@ -18,12 +18,12 @@ from dse.values import AtLeast, AtMost
 from simulators.hardware.machine import tree_of
 from simulators.steps.backend import StepBackend, metrics_of
 from simulators.steps.build import iteration
-from simulators.steps.choices import CONDITIONS
+from simulators.steps.choices import CONDITIONS, OFF
 from simulators.steps.layouts import Layout, LayoutQuestion, LayoutSection, usual
 from simulators.steps.sites import SITES
 from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.plan.flips import Uncertain
-from studies.plan.step_plan import CHOICES, plans
+from studies.plan.step_plan import plans
 
 BACKEND = StepBackend()
 
@@ -122,7 +122,7 @@ def test_a_bound_equals_what_is_within_it(bound: int, value: int) -> None:
 
 def test_conditions_are_of_knobs_of_steps() -> None:
     design = BACKEND.design({**tree(), "sites": {}})
-    for path in (*CONDITIONS, *(path for choice in CHOICES for path in choice.off)):
+    for path in (*CONDITIONS, *OFF):
         assert (
             path.startswith("sites.")
             or path.partition(".")[2] in type(getattr(design, path.partition(".")[0])).model_fields

@@ -39,7 +39,7 @@ from simulators.steps.design import (
 )
 from simulators.steps.epoch import METRICS as EPOCH_METRICS
 from simulators.steps.epoch import Epoch, alone
-from simulators.steps.frameworks import Stack
+from simulators.steps.frameworks import Stack, switch_rules
 from simulators.steps.iteration import Iteration
 from simulators.steps.layouts import Steps
 from simulators.steps.measures import LAWS, METRICS, SHARES, measure, memory, utilisation
@@ -108,7 +108,9 @@ def _rules_of_sites(design: ScheduledDesign, tp: int) -> Iterator[Rule]:
             way = "set parallel.backward_sums=waited"
             yield Rule("parallel.backward_sums", True, text, design.parallel.backward_sums, (beside[0],), way)
         # of an epoch, the shortest sequence leaves a schedule the fewest rows
-        yield from site_rules(scheduled, [block.ops for block in blocks_of(_of_length(design, np.min))])
+        operators = [block.ops for block in blocks_of(_of_length(design, np.min))]
+        yield from site_rules(scheduled, operators)
+        yield from switch_rules(design, {at.name for ops in operators for at in places(ops)})
 
 
 def metrics_of(design: StepDesign) -> dict[str, Floats]:

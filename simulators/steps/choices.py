@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dse.backend import Tree
 from dse.values import AtLeast, AtMost
 from simulators.steps.design import NONE
+from simulators.steps.frameworks import switched_together
 from simulators.steps.quantised import OF_PIM
 from simulators.steps.sites import SERIAL, SITES
 
@@ -28,8 +29,21 @@ CHOICES: Mapping[str, Mapping[str, Any]] = {
 """What a step may overlap: name of a choice -> its knobs with their values where nothing is done."""
 OFF: Mapping[str, Any] = {path: value for knobs in CHOICES.values() for path, value in knobs.items()}
 """Every knob of these -> its value where nothing is done."""
+
 DECIDING = ("sequence parallelism", "all-reduce", "two micro-batches of tokens", "expert all-to-all")
 """Choices that sites, or others that decide of sites, need."""
+
+
+def choices_with(stack: Any, schedules: Iterable[Any]) -> Mapping[str, Mapping[str, Any]]:
+    """Choices of a step, of which sites that the software of some schedules switches together are one.
+
+    stack: of a design, or its tree; None for none.
+    """
+    switches = switched_together(stack, schedules)
+    together = {site for sites in switches.values() for site in sites}
+    at_once = {name: {f"sites.{site}": SERIAL for site in sites} for name, sites in switches.items()}
+    return {**at_once, **{name: knobs for name, knobs in CHOICES.items() if name not in together}}
+
 
 _SEVERAL = AtLeast(2)
 _TRAINING = {"run.mode": "training"}

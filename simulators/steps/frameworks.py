@@ -8,7 +8,7 @@ a knob has one of some values. It counts where other knobs have the values that 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, reduce
 from typing import Any, Literal, get_args
 
@@ -21,7 +21,7 @@ from dse.errors import Problems
 from dse.space import get_path
 from dse.space.blocks import Rule
 from dse.values import Frozen, Provenance, put
-from simulators.steps.implementations import Mode, implementation, names_of
+from simulators.steps.implementations import GROUP, Mode, implementation, names_of
 from simulators.workloads.model import Transformer
 
 Integers = NDArray[np.int64]
@@ -212,7 +212,39 @@ def _site_rules(design: Any, stack: Stack) -> Iterator[Rule]:
         yield Rule(f"sites.{site}", elsewhere, rule, software.name, (), "write candidates=all, or take another stack")
 
 
+def switched_together(stack: Any, schedules: Iterable[Any]) -> Mapping[str, tuple[str, ...]]:
+    """What the software of some schedules switches at several sites at once -> these sites.
+
+    stack: of a design, or its tree; None for none. Nothing is switched where a site may have any software.
+    """
+    if get_path(stack, "tool") is None or get_path(stack, "candidates") == "all":
+        return {}
+    names = {name for schedule in schedules if (name := _software_of(schedule)) in names_of(GROUP)}
+    known = filter(None, map(implementation, sorted(names)))
+    return {name: sites for software in known for name, sites in software.switches.items()}
+
+
+def switch_rules(design: Any, there: Collection[str]) -> Iterator[Rule]:
+    """Yield rules that sites which a framework switches together have one schedule. there: sites of the step."""
+    for site, name in _software_at(design):
+        for switched, sites in switched_together(design.stack, [name]).items():
+            others = [other for other in sites if other in there and not _is_at(design, other, name)]
+            rule = f"is switched by {design.stack.tool} for all {switched} at once, and {{0}} have another schedule"
+            way = f"set it at {', '.join(sites)}, or at none of them"
+            text = " and ".join(f"sites.{other}" for other in others)
+            yield Rule(f"sites.{site}", site in sites and bool(others), rule, name, (text,), way)
+
+
+def _is_at(design: Any, site: str, name: str) -> bool:
+    return _software_of(design.sites.get(site)) == name
+
+
 def _software_at(design: Any) -> Iterator[tuple[str, str]]:
     """Yield each site with the name of its schedule, which may be that of an implementation."""
     for site, schedule in getattr(design, "sites", {}).items():
-        yield site, str(getattr(schedule, "name", schedule)).partition(" ")[0]
+        yield site, _software_of(schedule)
+
+
+def _software_of(schedule: Any) -> str:
+    """The name of a schedule, or of the text that says it."""
+    return str(getattr(schedule, "name", schedule)).partition(" ")[0]

@@ -18,7 +18,7 @@ from dse.backend import Tree
 from dse.errors import ConfigError, Problem
 from dse.space import get_path, set_path
 from dse.values import Frozen
-from simulators.steps.choices import CHOICES, DECIDING, OFF, condition_of
+from simulators.steps.choices import CHOICES, DECIDING, OFF, choices_with, condition_of
 from simulators.steps.layouts import Steps
 from simulators.steps.sites import SERIAL, SITES, site_condition
 
@@ -90,9 +90,10 @@ def serial_tree(tree: Tree, steps: Steps, typed: Collection[str] = ()) -> dict[s
 
 def without(tree: Tree, name: str, steps: Steps) -> dict[str, Any] | None:
     """The same step without one choice, and sites that need it; None where nothing is chosen, or rules forbid."""
-    if all(str(get_path(tree, path)) == str(value) for path, value in CHOICES[name].items()):  # nothing to take back
+    knobs = choices_at(tree)[name]
+    if all(str(get_path(tree, path)) in (str(value), "None") for path, value in knobs.items()):  # nothing to take back
         return None
-    less = with_values(tree, CHOICES[name])
+    less = with_values(tree, knobs)
     # a choice may be what gives a step some of its sites
     sites = {f"sites.{name}": text for name, text in (less.get("sites") or {}).items() if text != SERIAL}
     less = with_values(less, {f"sites.{site}": SERIAL for site in absent_sites(less, sites, steps)})
@@ -155,14 +156,20 @@ def _variants(tree: Tree, section: GivenPlan, steps: Steps) -> Iterator[tuple[st
         if serial is not None and get_path(serial, "run.mode") in tool.modes:
             yield f"{BY_DEFAULT}{name}", with_legal(serial, tool.values, steps)
     # choices that are the same everywhere are not taken back
-    for name in (name for name in choices_of(planned) if not CHOICES[name].keys() <= set(section.typed)):
+    choices = choices_at(planned)
+    for name in (name for name in choices_of(planned) if not choices[name].keys() <= set(section.typed)):
         if (less := without(planned, name, steps)) is not None:
             yield f"{WITHOUT}{name}", less
 
 
 def choices_of(tree: Tree) -> list[str]:
     """Names of the choices with which the step of a tree overlaps something."""
-    return [name for name, knobs in CHOICES.items() if any(_is_chosen(tree, path) for path in knobs)]
+    return [name for name, knobs in choices_at(tree).items() if any(_is_chosen(tree, path) for path in knobs)]
+
+
+def choices_at(tree: Tree) -> Mapping[str, Values]:
+    """Choices of the step of a tree with their knobs: sites that its framework switches together are one."""
+    return choices_with(tree.get("stack"), (tree.get("sites") or {}).values())
 
 
 def _is_chosen(tree: Tree, path: str) -> bool:

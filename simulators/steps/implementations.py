@@ -48,7 +48,8 @@ class Implementation(Frozen):
     schedules: option of the group `schedule`, and values of its knobs, by the place of the collective: before or after
     the GEMM that it belongs to, or beside another. frameworks: that it is part of. gpus: that it runs on, and
     precisions; all where none is named. fitted_on: rows that constants were fitted on, by their cells, and which.
-    unseen: what they are taken as where no row was seen. least: size below which it leaves a site serial.
+    unseen: what they are taken as where no row was seen. least: size below which it leaves a site serial. switches:
+    sites that its framework overlaps together or not at all, by the name of what is switched.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Implementation(Frozen):
     fitted_on: tuple[Mapping[str, Any], ...] = ()
     unseen: Mapping[str, Any] = {}
     least: LeastSize = LeastSize()
+    switches: Mapping[str, tuple[str, ...]] = {}
     sources: Mapping[str, Source] = {}
 
     def tree(self, place: Place, *, knobs: Mapping[str, Any] | None = None) -> dict[str, Any]:

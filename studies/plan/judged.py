@@ -20,8 +20,7 @@ from dse.results.words import AS_FAST, cell, gain_in_words
 from dse.space import get_path
 from simulators.steps.backend import StepBackend
 from simulators.steps.build import iteration
-from simulators.steps.choices import CHOICES
-from simulators.steps.given import AS_GIVEN, AS_SERIAL, BY_DEFAULT, WITHOUT, GivenPlan
+from simulators.steps.given import AS_GIVEN, AS_SERIAL, BY_DEFAULT, WITHOUT, GivenPlan, choices_at
 from simulators.steps.iteration import Iteration
 from simulators.steps.scenarios import APART
 from simulators.steps.scenarios import GIVEN as SECTION
@@ -35,6 +34,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from dse.study.plan import Plan
+
+
+_SITES = "sites."
 
 
 @dataclass(frozen=True)
@@ -92,10 +94,17 @@ class PlanJudgement:
 
     def choice(self, name: str) -> str:
         """Values that the plan has of a choice."""
-        values = {path: get_path(self.trees[AS_GIVEN], path) for path in CHOICES[name]}
-        if name in get_path(self.trees[AS_GIVEN], "sites"):
-            return str(next(iter(values.values())))  # a site has one value, its schedule
+        values = {path: get_path(self.trees[AS_GIVEN], path) for path in self._knobs(name)}
+        if self.sites(name):  # their schedules, most often one for all
+            return " and ".join(dict.fromkeys(str(value) for value in values.values() if value is not None))
         return " ".join(f"{path.rpartition('.')[2]}={value}" for path, value in values.items())
+
+    def sites(self, name: str) -> list[str]:
+        """Sites of a choice; none where it is of other knobs."""
+        return [path.removeprefix(_SITES) for path in self._knobs(name) if path.startswith(_SITES)]
+
+    def _knobs(self, name: str) -> Mapping[str, Any]:
+        return choices_at(self.trees[AS_GIVEN])[name]
 
 
 def is_judged(table: pd.DataFrame) -> bool:
@@ -223,15 +232,16 @@ def _choices(plan: PlanJudgement) -> Table:
     """A row for each choice of the plan, those that lose most first; of a site, its GEMM and collective in a step."""
     from rich.table import Table
 
-    shown, steps = Table(box=None, pad_edge=False), [plan.step(AS_GIVEN)]
-    steps += [plan.step(AS_SERIAL)] if AS_SERIAL in plan.trees else []
+    shown = Table(box=None, pad_edge=False)
     headings = ("choice", "given", "site takes", "serial", "without it a step takes", "it makes the step")
     for heading in headings:
         shown.add_column(heading, justify="left" if heading in headings[:2] else "right")
     for name in plan.losses:
-        row = plan.rows[f"{WITHOUT}{name}"]
-        times = [cell(site_seconds(step, name), "s") if name in SITES else "" for step in steps] + [""]
-        shown.add_row(name, plan.choice(name), *times[:2], cell(row[TIME], "s"), plan.gain(f"{WITHOUT}{name}"))
+        less, sites = f"{WITHOUT}{name}", plan.sites(name)
+        # the step is the same but for the choice, so that both times are of one site
+        steps = [plan.step(variant) for variant in (AS_GIVEN, less)] if sites else []
+        times = [cell(sum(site_seconds(step, site) for site in sites), "s") for step in steps] or ["", ""]
+        shown.add_row(name, plan.choice(name), *times, cell(plan.rows[less][TIME], "s"), plan.gain(less))
     return shown
 
 
@@ -240,7 +250,7 @@ def loses_most(plan: PlanJudgement) -> str:
     losing = [name for name, lost in plan.losses.items() if lost > 0]
     if not losing:
         return "nothing of it loses: without any choice the step takes as long, or longer"
-    site = next((name for name in losing if name in SITES), None)
+    site = next((name for name in losing if plan.sites(name)), None)
     texts = [f"loses most: {_loss(plan, losing[0])}"] if losing[0] != site else []
     texts += [] if site is None else [f"site that loses most: {_loss(plan, site)}"]
     return "; ".join(texts)
@@ -282,8 +292,7 @@ def times_figure(table: pd.DataFrame) -> FigureSheet:
     against = f"The given plan of {first.name}" + (
         f" is {_against(first, AS_SERIAL)}" if first.serial is not None else ""
     )
-    losing = [name for name, lost in first.losses.items() if lost > 0]
-    worst = next((name for name in losing if name in SITES), *losing[:1] or [""])
+    worst = next((name for name, lost in first.losses.items() if lost > 0), "")
     title = f"{against}; {worst} loses most" if worst else against
     axis = Axis("share", "time / time of the plan as given [x]", centre=1.0)
     frame = Frame(title, "what the plan is compared with; lines: 90 % intervals")

@@ -1,8 +1,9 @@
 """The plan of a step: what was chosen, what each choice gains alone and together, and the next best of each.
 
 A choice is the schedule of a site (`simulators.steps.sites`), or knobs of the step that are chosen together: whether
-tokens are split, when gradients are reduced, which schedule a pipeline has. `CHOICES` lists all of them, with the
-values at which nothing is done; a plan shows those that were searched and count in its step.
+tokens are split, when gradients are reduced, which schedule a pipeline has. `simulators.steps.choices` lists them, with
+the values at which nothing is done; sites that the framework switches together are one choice. A plan shows those that
+were searched and count in its step.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ import numpy as np
 from dse.space import get_path, set_path
 from simulators.steps.backend import StepBackend, metrics_of
 from simulators.steps.build import iteration
-from simulators.steps.choices import CHOICES as KNOBS
-from simulators.steps.choices import DECIDING
+from simulators.steps.choices import DECIDING, OFF, choices_with
 from simulators.steps.design import StepDesign
 from simulators.steps.experts import TokenExchange
 from simulators.steps.implementations import implementation
@@ -78,10 +78,16 @@ class Choice:
     limiter: str = ""
     decides: bool = False
 
+    @property
+    def sites(self) -> list[str]:
+        """Sites whose schedules are chosen; none where it is of other knobs."""
+        return [path.removeprefix("sites.") for path in self.off if path in SITE_PATHS]
 
-def _at_site(name: str, step: Iteration) -> float:
-    """Exposed time of the collective of a site in a step [s]."""
-    parts = [part for part in step.passes.parts if part.op.name.removesuffix(" again") in SITES[name].collectives]
+
+def _at_sites(sites: Sequence[str], step: Iteration) -> float:
+    """Exposed time of the collectives of sites in a step [s]."""
+    names = {collective for site in sites for collective in SITES[site].collectives}
+    parts = [part for part in step.passes.parts if part.op.name.removesuffix(" again") in names]
     return float(sum(step.passes.micro_batches * part.seconds for part in parts))
 
 
@@ -96,24 +102,24 @@ def _split_s(step: Iteration) -> float:
     return float(step.passes.micro_batches * step.gradients.split_s)
 
 
-def _choice(name: str, exposed: Callable[[Iteration], float] | None = None, limiter: str = "") -> Choice:
-    return Choice(name, KNOBS[name], exposed, limiter, decides=name in DECIDING)
+_EXPOSED: Mapping[str, tuple[Callable[[Iteration], float], str]] = {
+    "gradient reduction": (lambda step: float(step.gradients.exposed_s), "links"),
+    "weight prefetch": (_split_s, "links"),
+    "resharding": (_split_s, "links"),
+    "optimizer step": (lambda step: float(step.update.seconds), "HBM"),
+    "pipeline schedule": (lambda step: float(step.bubble_s), "other stages"),
+    "expert all-to-all": (_experts_s, "links"),
+    "pipeline messages": (lambda step: float(step.passes.micro_batches * step.messages_s), "links"),
+}
+"""Choice -> the time that it is to hide, and what holds up the rest."""
 
 
-CHOICES: Sequence[Choice] = (
-    *(_choice(name, partial(_at_site, name), "links") for name in SITES),
-    _choice("sequence parallelism"),
-    _choice("all-reduce"),
-    _choice("two micro-batches of tokens"),
-    _choice("gradient reduction", lambda step: float(step.gradients.exposed_s), "links"),
-    _choice("weight prefetch", _split_s, "links"),
-    _choice("resharding", _split_s, "links"),
-    _choice("optimizer step", lambda step: float(step.update.seconds), "HBM"),
-    _choice("pipeline schedule", lambda step: float(step.bubble_s), "other stages"),
-    _choice("expert all-to-all", _experts_s, "links"),
-    _choice("pipeline messages", lambda step: float(step.passes.micro_batches * step.messages_s), "links"),
-)
-"""Everything that a plan may choose, in the order of its rows."""
+def _choice(name: str, off: Mapping[str, Any]) -> Choice:
+    sites = [path.removeprefix("sites.") for path in off if path in SITE_PATHS]
+    exposed, limiter = _EXPOSED.get(name, (None, ""))
+    if sites:
+        exposed, limiter = partial(_at_sites, sites), "links"
+    return Choice(name, off, exposed, limiter, decides=name in DECIDING)
 
 
 def most_memory(config: Mapping[str, Any]) -> float:
@@ -185,14 +191,23 @@ class StepPlan:
 
     @property
     def _deciding(self) -> list[str]:
-        return [path for choice in CHOICES if choice.decides for path in choice.off]
+        return [path for choice in self._all_choices if choice.decides for path in choice.off]
 
     @cached_property
     def choices(self) -> list[Choice]:
         """Choices that were searched and count in the best point."""
         decided = {path: plain(self.best[path]) for path in self._deciding if path in self.table}
         rows = _same_as(self.table, decided)
-        return [choice for choice in CHOICES if any(_was_chosen(self.table, rows, path) for path in choice.off)]
+        return [
+            choice for choice in self._all_choices if any(_was_chosen(self.table, rows, path) for path in choice.off)
+        ]
+
+    @cached_property
+    def _all_choices(self) -> Sequence[Choice]:
+        """Everything that the plan may choose, in the order of its rows."""
+        schedules = {str(text) for path in SITE_PATHS if path in self.table for text in self.table[path].dropna()}
+        knobs = choices_with(self.config.get("stack"), schedules)
+        return [_choice(name, off) for name, off in knobs.items()]
 
     def chosen(self, choice: Choice) -> dict[str, Any]:
         """Knob -> the value that the plan has, of a choice."""
@@ -207,14 +222,17 @@ class StepPlan:
     @property
     def sites(self) -> dict[str, str]:
         """Schedule of each site of the best point, of those that were searched."""
-        return {choice.name: self.text(choice) for choice in self.choices if choice.name in SITES}
+        paths = {site: f"sites.{site}" for choice in self.choices for site in choice.sites}
+        there = {site: path for site, path in paths.items() if path in self.table and _is_there(self.best[path])}
+        return {site: str(self.best[path]) for site, path in there.items()}
 
     def text(self, choice: Choice, row: Any = None) -> str:
-        """What a point has, the best one by itself: the schedule of a site, or values of knobs."""
+        """What a point has, the best one by itself: the schedules of sites, or values of knobs."""
         point = self.best if row is None else row
         values = {path: _value(point, path) for path in choice.off if path in self.table}
-        if choice.name in SITES:
-            return str(next(iter(values.values()), SERIAL))
+        if choice.sites:  # those that the step has have one schedule
+            there = (str(value) for path, value in values.items() if _is_there(point[path]))
+            return " and ".join(dict.fromkeys(there)) or SERIAL
         return " ".join(f"{path.rpartition('.')[2]}={_as_typed(value)}" for path, value in values.items())
 
     @property
@@ -309,8 +327,8 @@ class StepPlan:
         schedules = {name: text for name, text in self.sites.items() if serial or text != SERIAL}
         plan: dict[str, Any] = {"sites": schedules}
         values = {path: plain(self.best[path]) for path in PATHS} if self.chooses_layouts else {}
-        for choice in CHOICES:
-            values |= {} if choice.name in SITES else self._kept(choice)
+        for choice in self._all_choices:
+            values |= {} if choice.sites else self._kept(choice)
         for path, value in values.items():
             section, _, name = path.partition(".")
             plan.setdefault(section, {})[name] = value
@@ -389,8 +407,7 @@ def least(rows: pd.DataFrame) -> Any:
 
 def _off(rows: pd.DataFrame) -> dict[str, Any]:
     """Every knob that differs between some rows -> its value where nothing is done."""
-    values = {path: value for choice in CHOICES for path, value in choice.off.items()}
-    return {path: value for path, value in values.items() if path in rows and rows[path].nunique(dropna=False) > 1}
+    return {path: value for path, value in OFF.items() if path in rows and rows[path].nunique(dropna=False) > 1}
 
 
 def _same_as(rows: pd.DataFrame, values: Mapping[str, Any], *, but: Sequence[str] = ()) -> pd.DataFrame:

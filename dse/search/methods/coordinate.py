@@ -1,12 +1,13 @@
 """Coordinate search: every value of one knob at a time, the best of each together, and again around what won.
 
 The first sweep changes one knob of the first point at a time, for every combination of the values of those knobs that
-decide which others count; a knob that decides of a few others alone is changed together with these, as one. What each
-knob gains alone is then put together, and knobs are changed one at a time around the better of this point and the best
-so far, by the values that did best in the first sweep, until nothing is better. Where the objective is a sum of terms
-of one knob each, the first combination is the optimum; else the result is one that no change of a single knob among
-these values improves. Points are ranked by the first objective, those beyond a limit behind all others. The search ends
-by itself.
+decide which others count; a knob that decides of a few others alone is changed together with these, as one. Knobs of
+an entry of `together`, which rules may tie to each other, take each value at once as well. What each knob gains alone
+is then put together, and knobs are changed one at a time around the better of this point and the best so far, by the
+values that did best in the first sweep, until nothing is better. Where the objective is a sum of terms of one knob
+each, the first combination is the optimum; else the result is one that no change of a single knob among these values
+improves, nor one of an entry. Points are ranked by the first objective, those beyond a limit behind all others. The
+search ends by itself.
 """
 
 from __future__ import annotations
@@ -33,9 +34,13 @@ Values = tuple[int, ...]
 
 
 class CoordinateOptions(Frozen):
-    """most: values of each knob that are tried again around a new best point, those that did best before."""
+    """most: values of each knob that are tried again around a new best point, those that did best before.
+
+    together: paths of knobs that also take each of their values at once; those that are not searched are left out.
+    """
 
     most: Annotated[Integer, Field(ge=1, le=1000)] = 6
+    together: tuple[tuple[str, ...], ...] = ()
 
 
 class Coordinate:
@@ -55,6 +60,7 @@ class Coordinate:
         paths = [knob.path for knob in self._genes.knobs]
         self._deciding, self._free = _groups(question.space, paths, self._genes.sizes)
         self._values = [self._combinations(places) for places in self._free]
+        self._at_once = list(self._all_at_once(paths))
         self._ranks: dict[bytes, tuple[float, float]] = {}  # row as bytes -> rank
         self._sweeps = self._all_sweeps()
         self._waiting: Iterator[Rows] = iter(())
@@ -86,7 +92,11 @@ class Coordinate:
     def _all_sweeps(self) -> Iterator[Iterable[Rows]]:
         """Yield the rows of each sweep; the next one begins where the outcomes of the one before lead."""
         starts = self._starts()
-        yield (row for start in starts for row in itertools.chain([start], self._neighbours(start, self._values)))
+        yield (
+            row
+            for start in starts
+            for row in itertools.chain([start], self._neighbours(start, self._values), self._alike(start))
+        )
         self._best = min(starts, key=self._rank)
         # by what each value did alone around its start
         ranked = {start.tobytes(): [self._ranked(start, group) for group in range(len(self._free))] for start in starts}
@@ -96,7 +106,8 @@ class Coordinate:
             start = next(start for start in starts if (start[self._deciding] == self._best[self._deciding]).all())
             most, best = self._options.most, ranked[start.tobytes()]
             others = [self._with(self._best, (knob,), (value,)) for knob, value in self._others()]
-            yield [*others, *self._neighbours(self._best, [values[:most] for values in best])]
+            few = self._neighbours(self._best, [values[:most] for values in best])
+            yield [*others, *few, *self._alike(self._best)]
 
     def _others(self) -> Iterator[tuple[int, int]]:
         """Deciding knobs that count at the best point, and their values."""
@@ -157,6 +168,23 @@ class Coordinate:
             for value in several
         )
         return (row for row in rows if (row != around).any())  # the point itself is known
+
+    def _all_at_once(self, paths: Sequence[str]) -> Iterator[tuple[Places, Values]]:
+        """Yield the places of knobs that take a value at once, and the place of that value in each of them."""
+        for entry in self._options.together:
+            texts = {paths.index(path): self._texts(paths.index(path)) for path in entry if path in paths}
+            for text in dict.fromkeys(itertools.chain.from_iterable(texts.values())):
+                values = {place: own.index(text) for place, own in texts.items() if text in own}
+                if len(values) > 1:
+                    yield tuple(values), tuple(values.values())
+
+    def _texts(self, place: int) -> list[str]:
+        return [str(value) for value in self._genes.knobs[place].values]
+
+    def _alike(self, around: Rows) -> Iterator[Rows]:
+        """Rows in which the knobs of an entry have the same value, as far as they count."""
+        rows = (self._with(around, places, values) for places, values in self._at_once)
+        return (row for row in rows if (row != around).any())
 
     def _with(self, row: Rows, places: Places, values: Values) -> Rows:
         changed = row.copy()

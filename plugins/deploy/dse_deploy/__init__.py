@@ -18,6 +18,8 @@ COMMANDS = {
             "serving": "true for engines that serve: a plan that `serve-plan plan=` judges",
             "launch": "which of several launches of a script, from 1, where they differ",
             "out": "file to write (plan.yaml)",
+            "model": "of the command that is printed, which judges the plan",
+            "system": "likewise",
             "parallel.<knob>": "a value that the settings leave open, such as parallel.tp=8",
         },
         ("settings import settings=ub_cfgs.yaml from=transformer_engine parallel.tp=8 out=theirs.yaml",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,18 +21,18 @@ from dse_deploy.reading import read, settings_of
 from dse_deploy.settings import Setting, SettingsFile, Tool, Written, tools, write
 from dse_deploy.shell import split_documents
 from simulators.steps.implementations import implementation
-from simulators.steps.sites import place_of
+from simulators.steps.sites import SERIAL, place_of
 from studies.plan.plan_file import SECTIONS, Plan, put_in
 
 _MOST_BYTES = 1 << 20
 
 
 def settings_import(words: Sequence[str]) -> int:
-    """`settings import settings=<file> from=<tool> [out=plan.yaml] [launch=2] [parallel.tp=8 ...]`: read settings."""
+    """`settings import settings=<file> from=<tool> [model=<name> system=<name>] [parallel.tp=8 ...]`: read settings."""
     from dse.results import report
 
     chosen, overrides = option_words(words)
-    options = pairs(chosen, {"settings": "", "from": "", "out": "plan.yaml"}, optional=[LAUNCH])
+    options = pairs(chosen, {"settings": "", "from": "", "out": "plan.yaml"}, optional=[LAUNCH, *OF_STEP])
     name, tool = tool_named("from", options["from"])
     path, out = Path(options["settings"]), Path(options["out"])
     console, launch = report.console(), launch_number(options.get(LAUNCH, ""))
@@ -53,11 +54,26 @@ def settings_import(words: Sequence[str]) -> int:
             console.print(line, soft_wrap=True, highlight=False)
         for unread in dict.fromkeys(unread for unread in settings.unread if unread not in counting):
             console.print(f"means nothing to a plan: {unread}", soft_wrap=True, highlight=False)
-    modes = tool.modes if tool.framework else ()
-    mode = f" run.mode={modes[0]}" if modes else ""
-    step = f"model=<model> system=<machine>{mode}"
-    console.print(f"written to {out}; judge it: python -m dse plan plan={out} {step}", soft_wrap=True)
+    of_step = [f"run.mode={tool.modes[0]}"] if tool.framework else []
+    for line in judge_lines("plan", out, options, of_step):
+        console.print(line, soft_wrap=True, highlight=False)
     return 0
+
+
+OF_STEP = ("model", "system")
+"""Options that only go into the command that judges a plan."""
+
+
+def judge_lines(name: str, out: Path, options: Mapping[str, str], words: Sequence[str] = ()) -> Iterator[str]:
+    """Yield where a plan was written with the command that judges it, and what this takes where nothing was named.
+
+    name: of the command. options: as typed, of which the model and the machine count.
+    """
+    named = [f"{option}={options[option]}" for option in OF_STEP if option in options]
+    judge = shlex.join(["python", "-m", "dse", name, f"plan={out}", *named, *words])
+    yield f"written to {out}; judge it: {judge}"
+    if unnamed := [f"{option}=" for option in OF_STEP if option not in options]:
+        yield f"without {' and '.join(unnamed)} it is judged on what {name} takes by default"
 
 
 def _of_software(sites: Mapping[str, str]) -> Iterator[str]:
@@ -87,17 +103,24 @@ def _changes(unread: str, tool: Tool) -> bool:
 def write_all(tool: Tool, plan: Plan, name: str, model: ModelFacts = UNKNOWN) -> dict[str, Written]:
     """The files of a tool for a plan of a model, by name. Raises ConfigError."""
     head = f"{tool.title}: settings for {name}, by python -m dse settings export; names as of {tool.version}"
-    return {file.name: write(file, tool.sayable(plan), head, model) for file in tool.files}
+    said, own = tool.sayable(plan), tool.own_sites(plan)
+    if own:
+        said["sites"] = {site: text for site, text in said["sites"].items() if site not in own}
+    return {file.name: write(file, said, head, model) for file in tool.files}
 
 
 def nearest(tool: Tool, plan: Plan, written: Mapping[str, Written]) -> dict[str, Any]:
-    """The plan that the files of a tool say."""
+    """The plan that the files of a tool say, with what the tool does by itself at sites that they leave serial."""
     texts = [(file, written[file.name].text) for file in tool.files]
     known: dict[str, Any] = {}
     for path in ("parallel.tp", *tool.follows):  # which settings leave open
         if (value := get_path(plan, path)) is not None:
             put_in(known, path, value)
-    return dict(read(texts, known).plan)
+    said = dict(read(texts, known).plan)
+    for site, text in tool.own_sites(plan).items():
+        if get_path(said, f"sites.{site}") in (None, SERIAL):
+            put_in(said, f"sites.{site}", text)
+    return said
 
 
 def is_of_plan(word: str) -> bool:

@@ -202,7 +202,9 @@ def _differences(
         value = wanted.get(path)
         if path in BESIDE_A_PLAN or (path in DEGREES and not tool.framework):  # of a step, and of a framework
             continue
-        if path in unsaid and path in tool.follows:
+        if path.startswith("sites.") and str(value) in tool.by_itself:
+            by_itself.append(f"{path} = {value}")
+        elif path in unsaid and path in tool.follows:
             by_itself.append(f"{path} = {value} (follows from {tool.follows[path]})")
         elif path in unsaid and _same(value, defaults.get(path, usual(path))):
             by_itself.append(f"{path} = {value}")

@@ -32,7 +32,7 @@ def settings_import(words: Sequence[str]) -> int:
 def _import_serving(words: Sequence[str]) -> int:
     """Read settings of engines, write the plan, and print it with what is not in it. Raises ConfigError."""
     chosen, overrides = command.option_words(words)
-    options = pairs(chosen, {"settings": "", "from": "", "out": "plan.yaml"}, optional=[LAUNCH])
+    options = pairs(chosen, {"settings": "", "from": "", "out": "plan.yaml"}, optional=[LAUNCH, *command.OF_STEP])
     name, path, out = options["from"], Path(options["settings"]), Path(options["out"])
     read = read_serving(name, path, overrides, command.launch_number(options.get(LAUNCH, "")))
     if not read.plan["server"]["scheduler"] and "parallel" not in read.plan:
@@ -45,6 +45,6 @@ def _import_serving(words: Sequence[str]) -> int:
     console.print(text.rstrip(), soft_wrap=True, highlight=False)
     for unread in dict.fromkeys(read.unread):
         console.print(f"means nothing to a plan: {unread}", soft_wrap=True, highlight=False)
-    judge = f"python -m dse serve-plan plan={out} model=<name> system=<name>"
-    console.print(f"written to {out}; judge it: {judge}", soft_wrap=True, highlight=False)
+    for line in command.judge_lines("serve-plan", out, options):
+        console.print(line, soft_wrap=True, highlight=False)
     return 0

@@ -212,7 +212,8 @@ class Tool(ToolFacts):
 
     experts: whether it is for experts on several GPUs alone. follows: knobs that nothing has to set there -> what they
     follow from. unmodelled: names of settings that change a step and that no plan has. instead: path -> value that the
-    tool has no word for -> values by path that come nearest, which are written.
+    tool has no word for -> values by path that come nearest, which are written. by_itself: software at sites that it
+    runs where nothing is set.
     """
 
     version: str
@@ -221,6 +222,7 @@ class Tool(ToolFacts):
     follows: Mapping[str, str] = {}
     unmodelled: tuple[str, ...] = ()
     instead: Mapping[str, Mapping[str | int | bool, Mapping[str, Any]]] = {}
+    by_itself: tuple[str, ...] = ()
 
     def sayable(self, plan: Plan) -> dict[str, Any]:
         """A plan with what comes nearest in place of values that the tool has no word for."""
@@ -229,6 +231,10 @@ class Tool(ToolFacts):
             for other, value in values.get(get_path(plan, path), {}).items():
                 put_in(changed, other, value)
         return changed
+
+    def own_sites(self, plan: Plan) -> dict[str, str]:
+        """Sites of a plan whose software the tool runs where nothing is set."""
+        return {site: text for site, text in plan.get("sites", {}).items() if text in self.by_itself}
 
 
 @cache

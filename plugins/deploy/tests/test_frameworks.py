@@ -352,6 +352,21 @@ def test_defaults_of_a_tool_need_no_setting() -> None:
     assert not any(line.startswith(("not ", "nearest")) and "run.mode" in line for line in lines)
 
 
+def test_software_that_a_tool_runs_by_itself_needs_no_user_buffers() -> None:
+    sums = dict.fromkeys(("attention_in_backward", "ffn_in_backward"), "megatron_async_sums")
+    rings = dict.fromkeys(("attention_out", "ffn_out"), "transformer_engine")
+    sites = {**sums, **rings}
+    plan = {"parallel": {"tp": 8, "sequence_parallel": True}, "run": {"mode": "training"}, "sites": sites}
+    parts = write_all(tools()["megatron"], plan, "plan.yaml")
+    assert "--disable-tp-comm-bulk-wgrad\n" in parts["megatron_args.txt"].text
+    assert "wgrad:" not in parts["tp_comm_overlap.yaml"].text
+    assert nearest(tools()["megatron"], plan, parts)["sites"].items() >= sites.items()
+    (*lines,) = map(str, answer(ToolFiles("megatron", plan, plan, parts)))
+    (by_itself,) = (line for line in lines if " needs no setting for " in line)
+    assert all(f"sites.{site} = megatron_async_sums" in by_itself for site in sums)
+    assert not any("sites." in line for line in lines if line.startswith(("nearest", "Megatron-LM has no")))
+
+
 def test_micro_batches_of_megatron_are_written_as_the_sequences_of_a_step() -> None:
     plan = {"parallel": {"tp": 2, "dp": 4}, "run": {"batch": 3, "micro_batches": 5}}
     parts = write_all(tools()["megatron"], plan, "plan.yaml")
