@@ -1,8 +1,9 @@
 """Certainty of a deployment: its times and rivals with drawn errors of predictions, and under other traffic.
 
 The parts of a step have the errors of their kinds (`simulators.hardware.residuals`), the same ones in every deployment,
-so that what is off in all alike cancels. Each draw serves the traffic anew. Other traffic has 1.5 times as much of one
-of its numbers.
+so that what is off in all alike cancels. Each draw serves the traffic anew, of a long trace its busiest part: times of
+draws are scaled by those of the whole trace over those of this part, as predicted without errors. Other traffic has 1.5
+times as much of one of its numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dse.results.decisions import ENDS, Decision, most_helpful
 from dse_serving.deployment import Deployment
 from dse_serving.design import Serving, deployment_of, formats, kernels
 from dse_serving.results import percentile
-from dse_serving.steady import COARSE, serve_steadily
+from dse_serving.steady import COARSE, FULL, Effort, serve_steadily
 from dse_serving.step_times import EngineKernels, Speeds
 from dse_serving.traffic import TokenLengths
 from simulators.hardware.residuals import Draws, JointDraws
@@ -108,11 +109,11 @@ class Served:
     designs: Sequence[Serving]
     limits: Mapping[str, float]
 
-    def values(self, deployment: Deployment, design: Serving) -> list[float]:
+    def values(self, deployment: Deployment, design: Serving, effort: Effort = COARSE) -> list[float]:
         """Values of `NAMES` of a deployment; without any token where it cannot serve, or not keep up."""
         share = float(design.slo.percentile)
         try:
-            served = serve_steadily(deployment, design.traffic, percentile=share, effort=COARSE)
+            served = serve_steadily(deployment, design.traffic, percentile=share, effort=effort)
         except ConfigError:
             return [0.0, np.inf, np.inf]
         rate = served.rate(served.traffic.outputs) / deployment.gpus
@@ -138,14 +139,28 @@ class Served:
         for error in errors:
             deployments = map(error.deployment, range(draws.size))
             rows.append([self.values(deployment, error.design) for deployment in deployments])
-        return np.array(rows), errors[0].by_kind
+        return np.array(rows) * self._levels[:, None], errors[0].by_kind
+
+    @cached_property
+    def _levels(self) -> Floats:
+        """Values [designs, names] of the whole traffic over those of the part that draws serve, as predicted."""
+        return np.array([self._level(design) for design in self.designs])
+
+    def _level(self, design: Serving) -> Floats:
+        """The same of a design; 1 where the part is all."""
+        if design.traffic.arrivals != "trace" or design.traffic.draw().size <= COARSE.most:
+            return np.ones(len(NAMES))
+        deployment = deployment_of(design)
+        whole, part = (np.array(self.values(deployment, design, effort)) for effort in (FULL, COARSE))
+        known = np.isfinite(whole) & np.isfinite(part) & (whole > 0) & (part > 0)
+        return np.where(known, whole, 1.0) / np.where(known, part, 1.0)
 
     def under(self, change: Mapping[str, Any]) -> int:
         """Place of the best deployment under changed traffic; -1 where none is within the limits."""
         spec = self.designs[0].traffic.model_copy(update=dict(change))
         changed = [design.model_copy(update={"traffic": spec}) for design in self.designs]
         rows = [self.values(deployment_of(design), design) for design in changed]
-        costs = self.costs(np.array(rows))
+        costs = self.costs(np.array(rows) * self._levels)
         return int(costs.argmin()) if costs.min() < _NEVER else -1
 
 

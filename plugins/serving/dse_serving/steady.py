@@ -118,12 +118,14 @@ class _Plan:
         return replace(served, offered_per_s=rate)
 
     def trace(self) -> ServingRun:
-        """A trace, as long as it is."""
+        """A trace, as long as it is; of one of many draws, its busiest part."""
         traffic = self.spec.draw()
         span = float(traffic.arrivals[-1] - traffic.arrivals[0])
         offered = (traffic.size - 1) / span if span > 0 else 0.0
         if offered:
             self._check_rate(offered, "traffic.speed", float(self.spec.speed))
+        if self.effort is COARSE:
+            traffic = traffic.busiest(self.effort.most)
         served = self._run(traffic)
         left_out = min(int(np.ceil(served.in_system)), traffic.size // 4)
         warm = max(left_out, int(self.spec.warm_up * traffic.size))

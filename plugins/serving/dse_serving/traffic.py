@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -99,6 +100,23 @@ class Traffic:
         left = np.modf(np.arange(1, self.num_timed + 1) * _GOLDEN)[0]
         outputs[: self.num_timed] = np.maximum(1, np.ceil(left * outputs[: self.num_timed]))
         return replace(self, outputs=outputs)
+
+    def busiest(self, count: int) -> Traffic:
+        """The `count` requests one after the other that bring most tokens a second; all where they are no more."""
+        if count >= self.size:
+            return self
+        tokens = np.concatenate([[0], np.cumsum(self.inputs + self.outputs)])
+        spans = self.arrivals[count - 1 :] - self.arrivals[: self.size - count + 1]
+        rates = (tokens[count:] - tokens[:-count]) / np.maximum(spans, 1e-9)
+        first = int(rates.argmax())
+        part = slice(first, first + count)
+        blocks = self.blocks
+        if len(blocks.counts):
+            ends = np.concatenate([[0], np.cumsum(blocks.counts)])
+            blocks = PromptBlocks(blocks.tokens, blocks.numbers[ends[first] : ends[first + count]], blocks.counts[part])
+        arrivals = self.arrivals[part] - self.arrivals[first]
+        lengths = self.inputs[part], self.outputs[part], self.prefixes[part]
+        return Traffic(arrivals, *lengths, self.concurrency, blocks)
 
     def looped(self, concurrency: int, count: int) -> Traffic:
         """The same requests, again and again until there are so many, as a closed loop that begins part of the way."""
@@ -228,6 +246,24 @@ class _Row:
 
 def read_trace(path: Path, speed: float = 1.0) -> Traffic:
     """The requests of a trace (formats: the module's docstring). Raises ConfigError that names file and line."""
+    try:
+        state = path.stat()
+    except OSError:  # which reading it tells
+        return _read(path)
+    traffic = _read_once(path, (state.st_mtime_ns, state.st_size, state.st_ino))
+    return traffic if speed == 1 else replace(traffic, arrivals=traffic.arrivals / speed)
+
+
+@lru_cache(maxsize=8)
+def _read_once(path: Path, state: tuple[int, ...]) -> Traffic:
+    """The requests of a trace, read once as long as the file stays as it is."""
+    traffic = _read(path)
+    for array in (traffic.arrivals, traffic.inputs, traffic.outputs, traffic.prefixes):
+        array.setflags(write=False)  # all runs share them
+    return traffic
+
+
+def _read(path: Path) -> Traffic:
     rows = list(_mooncake(path) if path.suffix in (".jsonl", ".json") else _table(path))
     if not rows:
         raise ConfigError([Problem("traffic.trace", "holds no requests", str(path))])
@@ -245,7 +281,7 @@ def read_trace(path: Path, speed: float = 1.0) -> Traffic:
     )
     arrivals = np.array([row.arrival for row in rows])
     always = np.where([bool(row.prefix) for row in rows], 0, np.minimum(cached, inputs))
-    return Traffic((arrivals - arrivals[0]) / speed, inputs, outputs, always, blocks=_blocks(rows, cached - always))
+    return Traffic(arrivals - arrivals[0], inputs, outputs, always, blocks=_blocks(rows, cached - always))
 
 
 def _blocks(rows: Sequence[_Row], tokens: Integers) -> PromptBlocks:

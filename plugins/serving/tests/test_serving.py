@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -43,7 +44,7 @@ from dse_serving.overlaps import PartTimes, times_of
 from dse_serving.results import percentile_interval
 from dse_serving.step_times import EngineKernels, StepTimes, step_parts
 from dse_serving.study import _spans
-from dse_serving.traffic import TrafficSpec, read_trace
+from dse_serving.traffic import PromptBlocks, Traffic, TrafficSpec, read_trace
 from simulators.steps.backend import metrics_of
 
 SECTIONS = ("system", "model", "kernels", "run", "parallel", "server", "engines", "traffic", "slo")
@@ -110,6 +111,26 @@ def test_a_trace_names_the_prefixes_of_its_prompts(tmp_path: Path) -> None:
     traffic = read_trace(tmp_path / "own.csv")
     assert traffic.prefixes.tolist() == [0, 0, 0, 20] and traffic.blocks.counts.tolist() == [2, 1, 1, 0]
     assert traffic.blocks.numbers.tolist() == [0, 1, 2, 0] and traffic.blocks.tokens == 64
+
+
+def test_a_trace_that_was_edited_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    for place, tokens in enumerate((10, 20)):
+        path.write_text(f"arrival_s,input_tokens,output_tokens\n0,{tokens},1\n")
+        os.utime(path, ns=(place, place))
+        assert read_trace(path).inputs.tolist() == [tokens]
+
+
+def test_the_busiest_part_of_a_trace_keeps_its_blocks() -> None:
+    """Five requests of one token each, of which the second to the fourth come closest together."""
+    counts = np.array([2, 0, 1, 3, 1])
+    blocks = PromptBlocks(64, np.arange(7), counts)
+    arrivals, one = np.array([0.0, 10.0, 11.0, 12.0, 30.0]), np.ones(5, np.int64)
+    traffic = Traffic(arrivals, one, one, 0 * one, blocks=blocks)
+    part = traffic.busiest(3)
+    assert part.arrivals.tolist() == [0, 1, 2] and part.size == 3
+    assert part.blocks.counts.tolist() == [0, 1, 3] and part.blocks.numbers.tolist() == [2, 3, 4, 5]
+    assert traffic.busiest(5) is traffic
 
 
 @pytest.mark.parametrize(

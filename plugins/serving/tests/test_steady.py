@@ -235,3 +235,17 @@ def test_open_traffic_takes_the_fewest_gpus_and_of_those_the_shortest_times() ->
 def test_answers_do_not_depend_on_how_many_requests_are_simulated() -> None:
     assert answers_moved(QUESTIONS[:2]) + answers_moved(QUESTIONS[5:9:2]) == 0
     assert recommendation(QUESTIONS[6], SIZES[0]).name == recommendation(QUESTIONS[6], SIZES[2]).name == "3 x TP 1"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_draw_of_a_long_trace_serves_its_busiest_part(seed: int, tmp_path: Path) -> None:
+    deployment, random = drawn(seed), np.random.default_rng(seed)
+    gaps = random.exponential(2 / knee_per_s(deployment, spec()), COARSE.most + 500)
+    rows = [f"{when:.6f},{random.integers(50, 100)},{random.integers(30, 60)}" for when in np.cumsum(gaps)]
+    path = tmp_path / "trace.csv"
+    path.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]) + "\n")
+    traffic = spec(arrivals="trace", trace=str(path))
+    whole, part = (
+        serve_steadily(deployment, traffic, percentile=0.99, effort=effort).traffic.size for effort in (FULL, COARSE)
+    )
+    assert (whole, part) == (len(rows), COARSE.most)
