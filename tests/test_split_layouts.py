@@ -68,6 +68,23 @@ def test_heads_move_twice_each_way_and_compute_what_a_ring_does(cp: int, length:
     assert exchanged["memory_bytes"] == ring["memory_bytes"]
 
 
+@pytest.mark.parametrize("length", [4096, 65_536])
+def test_a_ring_adds_up_the_outputs_of_its_parts_and_their_gradients(length: int) -> None:
+    """A sum in fp32 is read and written with each part but the first: 10 bytes a number of 16 bits."""
+    cp = 4
+    values = {**ROOMY, "parallel.cp": cp, "run.sequence_length": length}
+    parts = {part.op.name: part for part in made(values, model=LLAMA, **PARTS).passes.parts}
+    forward, back = parts["sum of parts"], parts["sum of parts backward"]
+    tokens = length / cp
+    assert float(forward.spent.bytes) == 10 * tokens * 32 * 128
+    assert float(back.spent.bytes) == 10 * tokens * (32 + 2 * 8) * 128
+    assert float(forward.times) == float(back.times) == (cp - 1) * 32
+    alone = made(ROOMY, model=LLAMA, **PARTS).passes.parts
+    assert not any(part.op.name.startswith("sum of parts") for part in alone)
+    ring, exchanged = (of({**values, "parallel.context": how}) for how in ("ring", "all_to_all"))
+    assert ring["iteration_s"] > exchanged["iteration_s"]  # inside a node, where heads move fast
+
+
 def test_heads_that_do_not_divide_and_latents_are_refused() -> None:
     by_heads = {"parallel.context": "all_to_all", "parallel.cp": 8}
     assert broken(by_heads) == set()

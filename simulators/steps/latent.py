@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.steps.context import ring_pass
+from simulators.steps.context import parts_of_ring, ring_pass, sum_parts
 from simulators.steps.operators import Op, Product, Stream
 from simulators.steps.sizes import Sizes, product, stream
 from simulators.workloads.experts import Indexer, LatentAttention
@@ -90,13 +90,15 @@ def _expanded(sizes: Sizes, latent: LatentAttention) -> Iterator[Op]:
     yield from ring_pass(sizes, sizes.heads * (latent.key + value), name="")
     share = sizes.kernels.flash_share_of_peak
     if share is not None:
-        moved = sizes.element * batch * (s + c) * (latent.key + value)
+        parts = parts_of_ring(sizes)
+        moved = sizes.element * batch * (s * parts + c) * (latent.key + value)
         flop = 2 * batch * s * c * (latent.key + value) * sizes.seen  # products with keys and with values
-        yield Op("flash", "attention", "forward", Stream(moved, flop, share_of_peak=share))
-        return
-    yield Op("scores", "attention", "forward", Product(c, s, latent.key, batch, transposed=True))
-    yield stream(sizes, "softmax", "softmax", sizes.kernels.softmax)
-    yield Op("context", "attention", "forward", Product(value, s, c, batch))
+        yield Op("flash", "attention", "forward", Stream(moved, flop, kernels=parts, share_of_peak=share))
+    else:
+        yield Op("scores", "attention", "forward", Product(c, s, latent.key, batch, transposed=True))
+        yield stream(sizes, "softmax", "softmax", sizes.kernels.softmax)
+        yield Op("context", "attention", "forward", Product(value, s, c, batch))
+    yield from sum_parts(sizes, sizes.heads * value, sizes.heads * (latent.key + value), name="")
 
 
 def _absorbed(sizes: Sizes, latent: LatentAttention) -> Iterator[Op]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from simulators.costs.collective import Pattern
-from simulators.steps.context import RingPass
+from simulators.steps.context import PartialSum, RingPass
 from simulators.steps.experts import TokenExchange
 from simulators.steps.operators import AGAIN, Exchange, Op, Phase, Product, Stream
 from simulators.steps.passes import stage_share
@@ -187,7 +187,7 @@ def _backward(sizes: Sizes, op: Op) -> Iterator[Op]:
         if sizes.run.adapters is None:
             yield from _kept_cast(sizes, op, "backward")
             yield replace(gradient, name=f"{op.name} dW", work=Product(work.k, work.m, work.n, **parts), weight=True)
-    elif isinstance(work, TokenExchange | RingPass | Scan):
+    elif isinstance(work, TokenExchange | RingPass | PartialSum | Scan):
         yield replace(gradient, name=f"{op.name} backward", work=work.backward)
     elif isinstance(work, Stream):
         yield replace(gradient, name=f"{op.name} backward", work=_streamed_back(sizes, op))

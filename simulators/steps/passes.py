@@ -98,7 +98,7 @@ class MicroBatch:
     def _costs(self, ops: Sequence[Op]) -> list[OperatorCost]:
         """Cost of each operator once; of halves of tokens beside the sums of the other half."""
         platform = self.platform if self.beside is None else self.beside.of_gemms
-        costs = expose_rings(ops, operator_costs(ops, platform))  # before schedules, which do not touch rings
+        costs = expose_rings(ops, operator_costs(ops, platform), self.platform.interference)  # schedules touch no rings
         halves = [place for place, op in enumerate(ops) if op.half]
         if self.parallel.backward_sums == "beside_weights":
             costs = beside_weights(ops, costs, self.platform.interference)

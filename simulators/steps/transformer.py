@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.steps.context import exchange_heads, heads_of_part, ring_pass
+from simulators.steps.context import exchange_heads, heads_of_part, parts_of_ring, ring_pass, sum_parts
 from simulators.steps.experts import (
     expert_feed_forward,
     expert_params,
@@ -206,15 +206,17 @@ def _core(sizes: Sizes, prefix: str) -> Iterator[Op]:
         # heads of a part that is exchanged have all of its keys
         read = sizes.read_keys if sizes.is_cached else c
         keys = sizes.element * sizes.sequences * d * 2 * kv_heads * (narrower * read)
-        moved = sizes.element * sizes.sequences * d * 2 * heads * s + keys
+        parts = parts_of_ring(sizes)
+        moved = sizes.element * sizes.sequences * d * 2 * heads * s * parts + keys
         by_each = sizes.kernels.keys_read == "per_head" and sizes.run.mode == "decode"
         again = (heads / kv_heads - 1) * keys if by_each else 0.0
-        work = Stream(moved, 4 * batch * s * c * d * seen, share_of_peak=share, again=again)
+        work = Stream(moved, 4 * batch * s * c * d * seen, kernels=parts, share_of_peak=share, again=again)
         yield Op(f"{prefix}flash", "attention", "forward", work)
     else:
         yield Op(f"{prefix}scores", "attention", "forward", Product(c, s, d, batch, transposed=True))
         yield stream(sizes, f"{prefix}softmax", "softmax", sizes.kernels.softmax)
         yield Op(f"{prefix}context", "attention", "forward", Product(d, s, c, batch))
+    yield from sum_parts(sizes, heads * d, 2 * kv_heads * d, name=prefix)
     yield from exchange_heads(sizes, name=prefix, after=True)
 
 
