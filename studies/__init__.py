@@ -18,7 +18,7 @@ COMMANDS = {
         (
             "plan model=llama3_70b system=h100_8 parallel.tp=8",
             "plan model=llama3_70b system=[h100_8,h200_8,mi300x_8]",
-            "plan model=llama3_70b system=h100_96gb_8 run.mode=training run.batch=64 parallel=auto layouts.gpus=32",
+            "plan model=llama3_70b system=h100_96gb_8 run.mode=training parallel=auto layouts.gpus=32 layouts.sequences=64",
         ),
         study="plan",
         keys={
@@ -65,6 +65,7 @@ COMMANDS = {
             "parallel.shard_gpus": "GPUs that split what zero splits, other groups repeat it (HSDP); null: all of dp",
             "layouts.auto": "the same as parallel=auto",
             "layouts.gpus": "GPUs for parallel=auto; null: all of the system",
+            "layouts.sequences": "sequences of a step on all of them",
             "layouts.most": "layouts whose schedules are searched",
             "layouts.probe": "schedule with which layouts are ranked",
             "layouts.room": "share of the memory up to which layouts are shown, as ones that may not fit",

@@ -226,7 +226,7 @@ def test_results_of_other_code_are_evaluated_again_unless_they_are_accepted(
     assert evaluations(code, "back")[1] == 0
 
 
-def test_no_study_stands_in_the_way_of_another_command_and_an_unfinished_one_is_named(
+def test_no_study_stands_in_the_way_of_another_command_and_an_unfinished_one_is_named_to_its_repeats(
     store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = planned((Knob("thing.x", (1, 2)),), ["another"])
@@ -238,8 +238,11 @@ def test_no_study_stands_in_the_way_of_another_command_and_an_unfinished_one_is_
     fourth = planned((Knob("thing.x", (4, 5)),), ["a fourth"])
     begun = begin(store, fourth, {})
     assert (begun.study, begun.resumed) == (4, False)
-    assert "toy 3 did not finish (with `a third`)" in capsys.readouterr().err
+    assert "did not finish" not in capsys.readouterr().err
     begun.session.leave()
+    repeated = begin(store, planned((Knob("thing.x", (1, 2, 5)),), ["a third"]), {})
+    assert "new study: toy 3 did not finish (space.thing.x was" in capsys.readouterr().err
+    repeated.session.leave()
     assert begin(store, third, {}).study == 3
 
 

@@ -6,6 +6,7 @@ where it was left; a changed one is a study of its own, which one line says, or 
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import sys
@@ -117,8 +118,8 @@ def begin(store: Store, plan: Plan, provenance: Mapping[str, Any]) -> Begun:
     newest = store.database.read(lambda connection: connection.execute(select(func.max(studies.c.id))).scalar())
     same, other = _earlier(store, plan, definition)
     mode = plan.settings.resume
-    if same is None and other is not None and mode == "auto":
-        print(_changed_question(other, plan, definition), file=sys.stderr)
+    if same is None and other is not None and mode == "auto" and _is_repeated(other, plan):
+        print(_changed_question(other, definition), file=sys.stderr)
     values = {
         "state": "running",
         "context": store.number(plan.context),
@@ -223,7 +224,7 @@ def _add_study(store: Store, values: Mapping[str, Any], *, since: int) -> tuple[
 def _earlier(store: Store, plan: Plan, definition: Mapping[str, str]) -> tuple[Row[Any] | None, Row[Any] | None]:
     """Return (the newest study of this name with the same question, the study that this command may mean).
 
-    A command may mean a study of the same command, or an unfinished one that no process is at work on.
+    A command may mean a study of the same words, else an unfinished one that no process is at work on.
     """
     query = select(studies).where(studies.c.name == plan.settings.study.name).order_by(studies.c.id.desc())
     rows = [row for row in _read(store, query) if _is_whole(store, row)]
@@ -231,12 +232,16 @@ def _earlier(store: Store, plan: Plan, definition: Mapping[str, str]) -> tuple[R
     # unknown owners count as alive
     busy = {row.study for row in here if not Owner(row.host, row.boot, row.space, row.pid, row.started).gone}
     same = next((row for row in rows if _parsed_record(row.asked) == definition), None)  # rows come newest first
-    command = _without_resume(redact(plan.request.overrides))  # how to resume is no part of the question
-    for row in rows:
-        # somebody else's study is not meant
-        if _without_resume(_parsed_record(row.command)) == command or (row.state == "running" and row.id not in busy):
-            return same, row
-    return same, None
+    repeated = (row for row in rows if _is_repeated(row, plan))
+    # somebody else's study is not meant
+    unfinished = (row for row in rows if row.state == "running" and row.id not in busy)
+    return same, next(itertools.chain(repeated, unfinished), None)
+
+
+def _is_repeated(old: Row[Any], plan: Plan) -> bool:
+    """Tell whether a study is asked for in the words of an earlier one; how to resume is no part of them."""
+    typed = _parsed_record(old.command)
+    return _without_resume(typed) == _without_resume(redact(plan.request.overrides))
 
 
 _TEXTS = {"asked": dict, "command": list, "accepted": list, "provenance": dict}  # column -> type of its JSON
@@ -270,18 +275,15 @@ def _is_whole(store: Store, row: Row[Any]) -> bool:
     return not wrong
 
 
-def _changed_question(old: Row[Any], plan: Plan, after: Mapping[str, str]) -> str:
-    """Say that an earlier study stays as it is: what was typed for it, or what else differs where that is the same."""
-    before, typed = _parsed_record(old.asked), _parsed_record(old.command)
+def _changed_question(old: Row[Any], after: Mapping[str, str]) -> str:
+    """Say that an earlier study of the same words stays as it is, and what differs."""
+    before = _parsed_record(old.asked)
     state = "did not finish" if old.state == "running" else "has other results"
-    if _without_resume(typed) != _without_resume(redact(plan.request.overrides)):
-        request = f"with `{' '.join(typed)}`"
-    else:
-        paths = [path for path in {**before, **after} if before.get(path) != after.get(path)]
-        if paths == [_VERSION]:  # nothing that was typed differs: the user may wonder why
-            return _changed_code(old, before[_VERSION])
-        shown = [f"{path} was {before.get(path, 'absent')[:40]}" for path in paths[:_SHOWN]]  # one line each
-        request = "; ".join([*shown, *([f"and {len(paths) - _SHOWN} more"] if len(paths) > _SHOWN else [])])
+    paths = [path for path in {**before, **after} if before.get(path) != after.get(path)]
+    if paths == [_VERSION]:  # nothing that was typed differs: the user may wonder why
+        return _changed_code(old, before[_VERSION])
+    shown = [f"{path} was {before.get(path, 'absent')[:40]}" for path in paths[:_SHOWN]]  # one line each
+    request = "; ".join([*shown, *([f"and {len(paths) - _SHOWN} more"] if len(paths) > _SHOWN else [])])
     return f"new study: {old.name} {old.id} {state} ({request}) and stays as it is; resume=accept goes on with that one"
 
 

@@ -51,6 +51,7 @@ _LEAN: Mapping[str, Sequence[Any]] = {"zero": (3,), "recompute": ("all",)}
 
 class LayoutSection(Frozen):
     """The section `layouts`. auto: whether layouts are chosen. gpus: all of them; None for those of the system.
+    sequences: of a step on all of them; None for dp x micro_batches x batch of the configuration.
 
     most: layouts whose schedules are searched. room: share of a GPU's memory that a layout may take where none takes
     less than all of it. probe: schedule with which they are ranked. fixed: values of `Layout`
@@ -59,6 +60,7 @@ class LayoutSection(Frozen):
 
     auto: bool = False
     gpus: Annotated[Integer, Field(ge=1, le=2**20)] | None = None
+    sequences: Annotated[Integer, Field(ge=1, le=2**31)] | None = None
     most: Annotated[Integer, Field(ge=1, le=1000)] = 2
     room: Annotated[Number, Field(ge=1, le=2)] = 1.0
     probe: str = "serial"
@@ -174,7 +176,7 @@ class LayoutQuestion:
 
     @classmethod
     def of(cls, tree: Tree, asked: LayoutSection, steps: Steps) -> LayoutQuestion:
-        """Build from the configuration, which says the sequences of a step as dp x micro_batches x batch.
+        """Build from the configuration.
 
         Raises ConfigError where the number of GPUs is not known, or the model is no transformer.
         """
@@ -192,8 +194,8 @@ class LayoutQuestion:
         gpus = asked.gpus or (0 if node is None else node.num_gpus * int(nodes))  # all nodes of the system
         run = design.run
         # kept by every layout
-        sequences = int(np.asarray(design.parallel.dp) * np.asarray(run.micro_batches) * np.asarray(run.batch))
-        return cls(serial, asked, gpus, sequences, steps)
+        typed = int(np.asarray(design.parallel.dp) * np.asarray(run.micro_batches) * np.asarray(run.batch))
+        return cls(serial, asked, gpus, asked.sequences or typed, steps)
 
     def chosen(self) -> list[Layout]:
         """The layouts whose schedules are worth a search, and the best one with serial sites. Raises ConfigError.
@@ -345,7 +347,7 @@ class LayoutQuestion:
             # what the machine lacks hinders every layout, and says its own way out
             machine = next((reason for reason in serial.reasons if reason.startswith("system.")), "")
             why = machine or next(filter(None, serial.reasons), "")
-            way = "" if machine else "take another layouts.gpus, or more sequences: run.batch=<of all GPUs>"
+            way = "" if machine else "take another layouts.gpus, or more sequences: layouts.sequences=<of all GPUs>"
             return Problem("parallel", f"{rule}: {why}" if why else rule, "auto", way)
         least = int(np.argmin(serial.memory_share))  # the layout that comes nearest
         rule = f"finds no layout of {self.gpus} GPUs that fits: {serial.layouts[least].name} takes least, "

@@ -217,12 +217,14 @@ def _check_gpus(words: Sequence[str]) -> None:
 def _with_layouts(words: Sequence[str]) -> list[str]:
     """Overrides that choose layouts; degrees that were typed are kept, and not chosen."""
     fixed, free, gpus = dict[str, str](), list[str](), list[str]()
+    # where the sequences of a step are given, a typed batch is a degree like others
+    degrees = (*_DEGREES, "run.batch") if any(word.startswith("layouts.sequences=") for word in words) else _DEGREES
     for word in words:
         path, _, value = word.partition("=")
         name = path.rpartition(".")[2]
         if path == "parallel.gpus":
             gpus = [f"layouts.gpus={value}"]
-        elif path in _DEGREES:
+        elif path in degrees:
             fixed[name] = value
         elif word != "parallel=auto":
             free.append(word)
