@@ -18,7 +18,8 @@ COMMANDS = {
         (
             "plan model=llama3_70b system=h100_8 parallel.tp=8",
             "plan model=llama3_70b system=[h100_8,h200_8,mi300x_8]",
-            "plan model=llama3_70b system=h100_96gb_8 run.mode=training parallel=auto layouts.gpus=32 layouts.sequences=64",
+            "plan model=llama3_70b system=h100_96gb_8 run.mode=training parallel=auto layouts.gpus=32 "
+            "layouts.sequences=64",
         ),
         study="plan",
         keys={
