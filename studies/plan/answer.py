@@ -21,7 +21,7 @@ from studies.plan.plan_file import all_leaves, over_step, step_of_run
 from studies.plan.stacks import defaults_of, measured_line, named, software_line, tool_facts, ways
 from studies.plan.step_plan import MEMORY, TIME, StepPlan, evaluated, has_software, rates_of_a_gpu
 from studies.plan.stored_weights import stored_line
-from studies.plan.texts import next_best, next_best_text, runner_up_layout, work_text
+from studies.plan.texts import next_best, next_best_text, runner_up_layout, seconds_text, work_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -101,7 +101,8 @@ def _how_sure(plan: StepPlan) -> Iterator[str]:
     guesses = [kind for kind, basis in decision.basis.items() if basis == "a guess"]
     guessed = f"; errors of {' and '.join(guesses)} are a guess" if guesses else ""
     left = plan.decision.get("left_off")
-    yield f"sure: {fastest_in_words(decision)} that no other setting is faster{guessed}"
+    taken = seconds_text(plan.decision)
+    yield f"sure: {fastest_in_words(decision)} that no other setting is faster{taken}{guessed}"
     if decision.advice:
         changed = decision.spans_one and plan.gain != 1
         software = "nothing overlapped" if plan.before is plan.serial else f"{_software(plan)} as it comes"

@@ -112,6 +112,7 @@ class DrawnPlan:
             if pair is not None:
                 alone[choice.name] = self.gain(*pair)
         gains = {"gain": plan.gain, "alone": alone, "over_serial": self.gain(plan.serial, plan.best)}
+        gains["seconds"] = interval(times[0], float(plan.best[TIME]))
         return {**decision.json(), "preferred": str(plan.best["key"]), **gains}
 
     def _measure(self, rows: Sequence[Any]) -> dict[str, Any]:

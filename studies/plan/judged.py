@@ -28,6 +28,7 @@ from simulators.steps.sites import SERIAL, SITES
 from studies.plan.plan_file import put_in
 from studies.plan.stacks import software_line, tool_facts
 from studies.plan.step_plan import MEMORY, TIME, rates_of_a_gpu
+from studies.plan.texts import seconds_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -154,7 +155,8 @@ def decide_given(judged: Sequence[PlanJudgement], planned: Plan) -> dict[str, An
             variant: list(interval(drawn / times[AS_GIVEN], float(plan.rows[variant][TIME]) / own))
             for variant, drawn in times.items()
         }
-        decided[str(plan.point["key"])] = {**decision.json(), "ranges": ends}
+        seconds = interval(times[AS_GIVEN], own)
+        decided[str(plan.point["key"])] = {**decision.json(), "ranges": ends, "seconds": seconds}
     return decided
 
 
@@ -169,7 +171,8 @@ def answer(plan: PlanJudgement) -> Iterator[Table | str]:
         yield loses_most(plan)
     if plan.decision:
         decision = Decision.read(plan.decision)
-        yield f"probability that nothing of these is faster: {fastest_in_words(decision)}"
+        taken = seconds_text(plan.decision)
+        yield f"probability that nothing of these is faster: {fastest_in_words(decision)}{taken}"
         if decision.advice:
             yield decision.advice
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from dse.results.words import cell
 from dse.space import get_path
 from simulators.steps.design import NONE
 from studies.plan.step_plan import Choice, StepPlan, least, other_value
@@ -28,6 +30,12 @@ def next_best_text(plan: StepPlan, choice: Choice, row: Any) -> str:
     if not pairs:
         return text
     return f"{text} with {' '.join(pairs[0]) if len(pairs) == 1 else 'the best of the others'}"
+
+
+def seconds_text(decision: Mapping[str, Any]) -> str:
+    """The 90 % interval of the time of a step, as a clause; "" where none was drawn."""
+    ends = decision.get("seconds")
+    return "" if ends is None else f"; a step takes {cell(ends[0], 's')} to {cell(ends[1], 's')} (90 %)"
 
 
 def work_text(plan: StepPlan) -> str:
