@@ -372,6 +372,7 @@ _RULES = {
     r"Input should be (a valid )?": "must be ",
     r"String should have at least 1 character": "must not be empty",
     r"String should match pattern '\^\[A-Za-z0-9\._\+-\]\+\$'": "has other characters than A-Z, a-z, 0-9 and ._+-",
+    r"String should match pattern '\^\[A-Za-z0-9_\.,:.*": 'is no title: letters, digits, blanks and _.,:"=+-%/[]{}',
 }
 """Messages of pydantic, as patterns, and the rule as a person says it."""
 

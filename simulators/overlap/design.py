@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Annotated, Any, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dse import plugins
 from dse.backend import Tree
@@ -35,6 +35,10 @@ class Bound:
     names: tuple[str, ...]
 
 
+Title = Annotated[str, Field(pattern=r'^[A-Za-z0-9_.,:"=+%/\[\]{} -]*$')]
+"""A name that stands in tables, in comments of code and in commands: one line of plain characters."""
+
+
 class ScheduleKnobs(Frozen):
     """Base of a schedule's typed knobs. `name` is the configuration's name, `family` the module that lowers it.
 
@@ -45,7 +49,7 @@ class ScheduleKnobs(Frozen):
 
     ranks: ClassVar[tuple[str, ...]] = ()
     gemm_refinement: ClassVar[str] = ""
-    name: str
+    name: Title
     family: str
     description: str = ""
 

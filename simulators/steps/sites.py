@@ -37,7 +37,7 @@ from dse.errors import ConfigError, Problem, Problems, did_you_mean, validate_as
 from dse.errors.parsing import parse_yaml
 from dse.space import get_path
 from dse.space.blocks import Rule
-from dse.values import AtLeast, Memo, leaves
+from dse.values import LABELS, AtLeast, Memo, leaves
 from simulators.costs.collective import Pattern
 from simulators.costs.transfer import library_cus
 from simulators.hardware.device import Device
@@ -464,19 +464,19 @@ def read_schedule(text: str, site: str = "") -> Any:
 
 @plugins.cached_until_refresh
 def _read_schedule(named: tuple[str, str]) -> Any:
-    text, site = named
-    option, *words = text.split() or [""]
+    (option, *words), site = named[0].split() or [""], named[1]
     software = implementation(option)
     try:
         tree = option_tree("schedule", option) if software is None else software.tree(place_of(software, site))
-        tree["name"] = text
+        tree["name"] = " ".join([option, *words])
     except ConfigError as error:
         # the caller knows where it was typed
         raise ConfigError([replace(problem, path="") for problem in error.problems]) from None
     for word in words:
         name, equals, value = word.partition("=")
-        if not equals:
-            raise ConfigError([Problem(name, f"is no value of a knob of {option}", word, f"write {word}=<value>")])
+        if not equals or name == "family" or name in LABELS:  # which the option says
+            way = "leave it out" if equals else f"write {word}=<value>"
+            raise ConfigError([Problem(name, f"is no value of a knob of {option}", word, way)])
         tree[name] = parse_yaml(value, name)
     return _validated(tree)
 

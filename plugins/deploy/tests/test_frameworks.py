@@ -112,6 +112,17 @@ def test_files_are_what_their_formats_are(name: str, plan: dict[str, Any]) -> No
             assert all(re.fullmatch(r"--[a-z0-9-]+( [\w.]+| '[\w .*|]+')?", line) for line in lines)
 
 
+@drawn(30)
+@given(source=st.text(max_size=60))
+@pytest.mark.parametrize("name", OF_PLANS)
+def test_the_name_of_a_plan_is_a_comment_of_its_files(name: str, source: str) -> None:
+    plan = {"sites": {"ffn_in": "torch_async_tp"}, "parallel": {"tp": 8, "sequence_parallel": True}}
+    for file, part in write_all(tools()[name], plan, source).items():
+        plain = written(name, plan)[file]
+        lines, others = ([row for row in text.splitlines() if row[:1] != "#"] for text in (part.text, plain))
+        assert lines == others
+
+
 @pytest.mark.parametrize("name", OF_PLANS)
 def test_what_a_tool_has_no_word_for_is_told(name: str) -> None:
     plan = {"sites": {"ffn_out": "t3_mca"}, "parallel": {"tp": 8, "sequence_parallel": True, "messages": "behind"}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from dse.study.replay import stored_point
 from dse_emit.table import REVERSED, table_of
 from dse_emit.writing import Sizes, operator_file, package
 from simulators.steps.sites import SITES, read_schedule
-from studies.plan.plan_file import read_plan
+from studies.plan.plan_file import check_plan, read_plan
 
 _SIZES = ("gpus", "m", "n", "k")
 _SOURCES = {"study": ("key", "output_dir", "config_dir"), "plan": _SIZES, "schedule": ("pattern", "order", *_SIZES)}
@@ -76,7 +77,8 @@ def _write(request: Emission, folder: Path) -> str:
     for name, text in texts.items():
         with atomic_replacement(folder / name) as scratch:
             scratch.write_text(text, encoding="utf-8")
-    run = f"torchrun --nproc-per-node={table.ranks} -m {folder.name}.{operator_file(table).removesuffix('.py')}"
+    module = f"{folder.name}.{operator_file(table).removesuffix('.py')}"
+    run = shlex.join(["torchrun", f"--nproc-per-node={table.ranks}", "-m", module])
     return f"{table.title} ({table.pattern}, {len(table.steps)} steps) written to {folder}/; check it: {run}"
 
 
@@ -100,6 +102,7 @@ def _of_point(options: dict[str, str]) -> Iterator[Emission]:
 def _of_plan(options: dict[str, str]) -> Iterator[Emission]:
     """Yield the schedule of each site of a plan."""
     plan = read_plan(Path(options["plan"])).plan
+    check_plan(plan)
     sites = {name: text for name, text in plan.get("sites", {}).items() if name in SITES and text != "serial"}
     if not sites:
         way = "plan with sites, such as parallel.sequence_parallel=true"

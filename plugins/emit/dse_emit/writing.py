@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from dse import __version__
+from dse.errors.texts import visible
 from dse_emit.table import Table
 
 _SHARED = ("check.py", "linear.py", "transport.py")
@@ -56,7 +57,7 @@ def _block(table: Table, origin: str) -> str:
     steps = "".join(f'    ("{step.what}", {dict(step.parts)!r}),\n' for step in table.steps)
     lines = [
         "# schedule",
-        f"# {table.title}: {origin}"[:120],
+        f"# {_one_line(f'{table.title}: {origin}')}"[:120],
         f'PATTERN = "{table.pattern}"',
         f"RANKS = {table.ranks}",
         f'CUT = "{cut}"',
@@ -67,11 +68,16 @@ def _block(table: Table, origin: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _one_line(text: str) -> str:
+    """A text that ends no comment and no paragraph: one line without control characters."""
+    return visible(" ".join(text.split()))
+
+
 def _readme(table: Table, origin: str) -> str:
     operator = operator_file(table).removesuffix(".py")
     return (
-        f"# {table.title}, {table.pattern} on {table.ranks} ranks\n\n"
-        f"From {origin}, by dse {__version__}. Plain PyTorch; `{operator}.py` begins with its schedule.\n\n"
+        f"# {_one_line(table.title)}, {table.pattern} on {table.ranks} ranks\n\n"
+        f"From {_one_line(origin)}, by dse {__version__}. Plain PyTorch; `{operator}.py` begins with its schedule.\n\n"
         f"Check it against serial execution, and time both, in the folder above this one:\n\n"
         f"```sh\ntorchrun --nproc-per-node={table.ranks} -m <this folder>.{operator}\n```\n\n"
         "`linear.py` has layers for a model, with backward passes.\n\n"

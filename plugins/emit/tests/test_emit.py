@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
+import re
+import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks import emit as proof
 from benchmarks import emitted_fused as fused
@@ -17,8 +23,9 @@ from benchmarks import emitted_layer as layer
 from dse.errors import ConfigError
 from dse_emit.command import emit
 from dse_emit.table import Step, Table, table_of
+from dse_emit.writing import Sizes, package
 from simulators.steps.sites import read_schedule
-from tests.support import REPOSITORY
+from tests.support import REPOSITORY, drawn
 
 MOST_LINES = 200
 CHUNKED = "chunked num_chunks=2 comm_engine=dma chunk_dim=m compute=fused local_shard_first=true"
@@ -106,6 +113,37 @@ def test_emitted_files_are_short_and_import_nothing_of_ours(pattern: str, tmp_pa
     assert "torchrun --nproc-per-node=4" in answer.text
     ruff = [sys.executable, "-m", "ruff", "check", "-q", "--config", str(REPOSITORY / "pyproject.toml"), str(tmp_path)]
     assert subprocess.run(ruff, capture_output=True, text=True, check=False).stdout == ""
+
+
+@drawn(100)
+@given(title=st.text(max_size=60), origin=st.text(max_size=60))
+def test_texts_in_emitted_files_are_comments_of_one_line(title: str, origin: str) -> None:
+    table = table_of(read_schedule(CHUNKED), "all_gather", 2)
+    plain, marked = (
+        package(replace(table, title=words), table, Sizes(), where) for words, where in (("x", "y"), (title, origin))
+    )
+    for name, text in marked.items():
+        if name.endswith(".py"):
+            assert ast.dump(ast.parse(text)) == ast.dump(ast.parse(plain[name]))
+        assert text.count("\n") == plain[name].count("\n")
+
+
+@given(text=st.text(), knob=st.sampled_from(["name", "family", "description"]))
+def test_a_text_sets_no_name_of_a_schedule(text: str, knob: str) -> None:
+    with pytest.raises(ConfigError):
+        read_schedule(f"chunked {knob}={json.dumps(text)}")
+    try:
+        schedule = read_schedule(f"chunked {text}")
+    except ConfigError:
+        return
+    assert re.fullmatch(r'[\w.,:"=+%/\[\]{} -]*', schedule.name, re.ASCII)
+
+
+def test_the_printed_command_is_words_of_a_shell(elsewhere: Path) -> None:
+    folder = "a $(touch made); b"
+    answer = emit([f"schedule={CHUNKED}", "gpus=2", f"out={folder}"])
+    words = shlex.split(answer.text.rpartition("check it: ")[2])
+    assert words == ["torchrun", "--nproc-per-node=2", "-m", f"{folder}.gather_gemm"]
 
 
 @pytest.mark.parametrize(
