@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that has no µ is no reason to fail
     try:
-        with secrets_known(words), printable_streams():
+        with secrets_known(words), printable_streams(), plugins.safe_imports():
             try:
                 return _exit_code(_dispatch, words)
             except KeyboardInterrupt as error:

@@ -7,6 +7,8 @@ declared by the packages they belong to, in the mappings `BACKENDS`, `EVALUATORS
 packages by entry points in `dse.packages`: what their `__init__` declares counts as what ours declare, and a folder
 `conf` inside one joins the configuration. Nothing else has to be edited, and configuration never names a class or a
 path.
+
+Processes that are started import as little: nothing of the folder that they happen to run in (`safe_imports`).
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import os
 import pkgutil
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from importlib.util import find_spec
@@ -333,3 +336,25 @@ def _installed(groups: tuple[str, ...]) -> Mapping[str, EntryPoints]:
 
 def _distribution(entry: EntryPoint) -> str:
     return entry.dist.name if entry.dist else "an unknown distribution"
+
+
+SAFE_PATH = "PYTHONSAFEPATH"
+"""Variable by which CPython leaves the current folder off the path of `-c` and `-m`, as by its flag -P."""
+
+
+@contextlib.contextmanager
+def safe_imports() -> Iterator[None]:
+    """While it lasts, processes that are started, and those that they start, import nothing of the current folder.
+
+    multiprocessing, loky and Dask start theirs by `python -c`: a stranger's `json.py` there would run. What this
+    process itself may import is handed on to workers: `python -m dse` finds modules of its user's folder in them, too.
+    """
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(SAFE_PATH, None)
+        else:
+            os.environ[SAFE_PATH] = before

@@ -55,7 +55,7 @@ def compile_ahead(kernel: Callable[..., Any], *arrays: NDArray[Any]) -> None:
     if alone or _AHEAD in kernel.__dict__ or is_compiled(kernel) or dispatcher_of(kernel).stats.cache_path is None:
         return
     types = [f"{array.dtype.str} {array.ndim}" for array in arrays]
-    command = [sys.executable, "-c", _COMPILE, kernel.__module__, kernel.__name__, *types]
+    command = [sys.executable, "-P", "-c", _COMPILE, kernel.__module__, kernel.__name__, *types]
     environment, quiet = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, subprocess.DEVNULL
     process = subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet)  # the call here tells what fails
     atexit.register(process.kill)  # does nothing once it has ended

@@ -370,6 +370,14 @@ SENTENCES = {
         "test_no_file_of_a_run_holds_a_password",
         "test_a_password_of_the_environment_is_hidden_where_a_library_repeats_it",
     ),
+    "Imports": (
+        "test_workers_import_nothing_of_the_folder",
+        "test_every_python_process_is_started_without_the_current_folder",
+    ),
+    "Generated files": (
+        "test_texts_in_emitted_files_are_comments_of_one_line",
+        "test_the_name_of_a_plan_is_a_comment_of_its_files",
+    ),
     "Terminals": (
         "test_nothing_that_is_printed_steers_a_terminal",
         "test_escapes_and_markup_of_a_store_are_text",

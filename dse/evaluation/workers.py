@@ -28,7 +28,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from dse.errors import Broken, disk_is_full
-from dse.plugins import DoctorCheck, Level
+from dse.plugins import DoctorCheck, Level, safe_imports
 
 _GRACE_S = 2.0  # from being asked to end to being made to
 # read once, when the libraries are loaded
@@ -133,7 +133,7 @@ class _Worker:
         self._pipe, theirs = context.Pipe()
         arguments = (theirs, serve, memory_bytes, self._name)
         self._process = context.Process(target=_work, args=arguments, daemon=True)  # ends with this process
-        with _default_signals(), _one_thread(), _without_script():
+        with _default_signals(), _one_thread(), _without_script(), safe_imports():
             self._process.start()
         theirs.close()  # or the pipe would stay open when the worker ends
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from multiprocessing import resource_tracker
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dse.errors import ConfigError, Problem
 from dse.evaluation.workers import SIGNALS_OF_A_TERMINAL
+from dse.plugins import SAFE_PATH, safe_imports
 from dse_cluster.certificates import expiry
 from dse_cluster.remote import leave
 from dse_cluster.settings import ClusterExecutor, ClusterKind
@@ -30,6 +31,7 @@ _CLASSES: Mapping[ClusterKind, str] = {
     "lsf": "dask_jobqueue.LSFCluster",
     "kubernetes": "dask_kubernetes.operator.KubeCluster",
 }
+_QUEUES: Collection[ClusterKind] = ("slurm", "pbs", "lsf")
 
 
 class ClusterError(OSError):
@@ -73,9 +75,11 @@ def _start(executor: ClusterExecutor, security: Security | None) -> Iterator[Any
         settings["security"] = security
     if kind == "local":
         settings = {**_of_this_machine(executor), **settings}
+    elif kind in _QUEUES:  # whose jobs need not inherit the environment
+        settings["job_script_prologue"] = [f"export {SAFE_PATH}=1", *settings.get("job_script_prologue", ())]
     make = _class(_CLASSES[kind])
     try:
-        with _signals_for_this_thread():
+        with _signals_for_this_thread(), safe_imports():
             cluster = make(**settings)
     except (TypeError, ValueError) as error:
         way = f"see {_CLASSES[kind]} in the documentation of Dask"

@@ -119,8 +119,8 @@ def test_the_name_of_a_plan_is_a_comment_of_its_files(name: str, source: str) ->
     plan = {"sites": {"ffn_in": "torch_async_tp"}, "parallel": {"tp": 8, "sequence_parallel": True}}
     for file, part in write_all(tools()[name], plan, source).items():
         plain = written(name, plan)[file]
-        lines, others = ([row for row in text.splitlines() if row[:1] != "#"] for text in (part.text, plain))
-        assert lines == others
+        lines, plain_lines = ([row for row in text.splitlines() if row[:1] != "#"] for text in (part.text, plain))
+        assert lines == plain_lines
 
 
 @pytest.mark.parametrize("name", OF_PLANS)

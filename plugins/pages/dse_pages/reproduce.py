@@ -180,7 +180,7 @@ class Work:
         began = time.monotonic()
         flags = [f"--config-dir={self.config_dir}"] if self.config_dir else []
         with path_inside(self.place, f"{study.name}.log").open("wb") as log:
-            code, tail = _call([sys.executable, "-m", "dse", *flags, *self.words(study)], log)
+            code, tail = _call([sys.executable, "-P", "-m", "dse", *flags, *self.words(study)], log)
         seconds = time.monotonic() - began
         if code:
             return StudyEnd(study, code, seconds, f"{_REASONS.get(code, f'exit code {code}')}: {tail}")

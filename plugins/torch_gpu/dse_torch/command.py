@@ -8,9 +8,11 @@ python -m dse judge operators=<folder of `emit`> [out=my_gpu]                emi
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,6 +24,7 @@ from dse import plots
 from dse.errors import ConfigError, Problem, Problems, did_you_mean, pairs
 from dse.errors.parsing import parse_json
 from dse.files import atomic_replacement
+from dse.plugins import safe_imports
 from dse.results.run_folder import CommandAnswer, Outputs, writable
 from dse.space import set_path
 from dse_torch.kernels import Absent, Machine
@@ -167,13 +170,18 @@ def _operator_row(file: Path) -> dict[str, Any]:
         raise ConfigError([Problem("operators", "has no RANKS, as what `emit` writes has", str(file), way)])
     ranks = int(match[1])
     row: dict[str, Any] = {"operator": file.stem, "ranks": ranks}
-    words = [f"--nproc-per-node={ranks}", "-m", f"{file.parent.name}.{file.stem}", "--json"]
+    package = file.resolve().parent
+    words = [f"--nproc-per-node={ranks}", "-m", f"{package.name}.{file.stem}", "--json"]
     words += ["--one-gpu"] if not _MESSAGES.search(text) and 0 < _num_gpus() < ranks else []
-    command = [sys.executable, "-m", "torch.distributed.run", *words]
+    command = [sys.executable, "-P", "-m", "torch.distributed.run", *words]
     try:
-        done = subprocess.run(
-            command, cwd=file.resolve().parent.parent, capture_output=True, text=True, timeout=_MOST_S, check=False
-        )
+        with tempfile.TemporaryDirectory(prefix="dse-operators-") as place, safe_imports():
+            # a folder that holds the package alone: nothing beside it is imported
+            Path(place, package.name).symlink_to(package)
+            environment = {**os.environ, "PYTHONPATH": place}
+            done = subprocess.run(
+                command, cwd=place, env=environment, capture_output=True, text=True, timeout=_MOST_S, check=False
+            )
     except subprocess.TimeoutExpired:
         return {**row, "reason": f"did not end within {_MOST_S} s"}
     answers = [line for line in done.stdout.splitlines() if line.startswith("{")]

@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dse.plugins import safe_imports
+
 Floats = NDArray[np.float64]
 
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -301,7 +303,7 @@ def collective_samples(machine: Machine, kind: str, num_bytes: int, gpus: int, *
         raise ValueError(f"has {gpus} GPUs, and this machine {machine.count}")
     import torch.multiprocessing as processes
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, safe_imports():
         queue = processes.get_context("spawn").SimpleQueue()
         collective = _Collective(kind, num_bytes, gpus, machine.kind, samples, f"file://{folder}/meet")
         started = processes.spawn(_rank, (collective, queue), nprocs=gpus, join=False)

@@ -94,7 +94,9 @@ def interpreter() -> str | None:
     """An interpreter that can import SimGrid, or None."""
     for python in dict.fromkeys([sys.executable, "/usr/bin/python3", shutil.which("python3") or ""]):
         if python and Path(python).exists():
-            probe = subprocess.run([python, "-c", "import simgrid"], capture_output=True, check=False)
+            # in a folder of ours: an older interpreter has no flag that leaves the current one off its path
+            words = [python, "-c", "import simgrid"]
+            probe = subprocess.run(words, cwd=_SCRIPT.parent, capture_output=True, check=False)
             if probe.returncode == 0:
                 return python
     return None
