@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 from dse.backend import Backend, Batch, Interval, Metric, Replay, Result, Results, Tree
+from dse.config.named_file import content_of
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse_serving.design import Engines, Server, Serving, Slo, broken_rules, deployment_of, kernels, usd_per_gpu_hour
 from dse_serving.results import METRICS, ServingRun, metrics_of
@@ -68,7 +70,7 @@ class ServingBackend(Backend):
             rule = f"is less than the longest request, {longest:,} tokens with its output"
             check.add("server.scheduler.context", rule, value=context, way_out="raise it, or shorten requests")
         check.done()
-        return {str(tree["model"]["name"]): tree}
+        return {str(tree["model"]["name"]): {**tree, "traffic": _with_content(tree["traffic"])}}
 
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
         """Knobs of engines of prompts count where these are apart, those of arrivals where these are of their kind."""
@@ -78,7 +80,8 @@ class ServingBackend(Backend):
         """A validated deployment. Raises ConfigError with every problem."""
         check, parts = Problems(), dict[str, Any]()
         step_tree = {name: tree[name] for name in _OF_STEPS}
-        for name, part in {"step": step_tree, **{name: tree[name] for name in _OWN}}.items():
+        own = {name: tree[name] for name in _OWN} | {"traffic": _with_content(tree["traffic"])}
+        for name, part in {"step": step_tree, **own}.items():
             text = name + json.dumps(part, sort_keys=True, default=str)
             if text not in self._parts:  # a part that many designs share is read once
                 self._parts[text] = self._step(part) if name == "step" else check.model(_OWN[name], part, path=name)
@@ -144,6 +147,14 @@ class ServingBackend(Backend):
     def models(self, design: BaseModel) -> Mapping[str, str]:
         """Models of the costs of GEMMs and collectives."""
         return self._steps.models(design)
+
+
+def _with_content(traffic: Tree) -> Tree:
+    """Traffic whose trace is named by what it holds, not by its path alone. Raises ConfigError."""
+    named = traffic.get("trace")
+    if not isinstance(named, str):
+        return traffic
+    return {**traffic, "trace": {"content": content_of(Path(named), "traffic.trace"), "note": named}}
 
 
 def _interval(row: Any) -> Interval:

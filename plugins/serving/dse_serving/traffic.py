@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from dse.config.named_file import NamedFile
 from dse.errors import ConfigError, Problem, Problems
 from dse.errors.parsing import parse_json
 from dse.files import csv_columns, read_csv, read_text
@@ -185,7 +186,7 @@ class TrafficSpec(Frozen):
     mix: tuple[Mix, ...] = ()
     prefix: Annotated[Number, Field(ge=0, le=1)] = 0.0
     prefixes: Annotated[Integer, Field(ge=0, le=10**6)] = 0
-    trace: str | None = None
+    trace: NamedFile | None = None
     speed: Annotated[Number, Field(gt=0, le=1e6)] = 1.0
     warm_up: Annotated[Number, Field(ge=0, lt=1)] = 0.1
     seed: Annotated[Integer, Field(ge=0, le=2**31 - 1)] = 0
@@ -195,10 +196,11 @@ class TrafficSpec(Frozen):
 
         Raises ConfigError for a trace that cannot be read or is out of order.
         """
-        if self.arrivals == "trace" and not self.trace:
+        if self.arrivals == "trace" and self.trace is None:
             raise ConfigError([Problem("traffic.trace", "is missing", way_out="write traffic.trace=<file>")])
         if self.arrivals == "trace":
-            return read_trace(Path(str(self.trace)), self.speed)
+            assert self.trace is not None
+            return read_trace(self.trace.path("traffic.trace"), self.speed)
         random = np.random.default_rng(self.seed)
         count = count or self.requests or _DRAWN
         kinds = self.mix or (Mix(input=self.input, output=self.output),)

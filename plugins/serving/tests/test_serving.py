@@ -24,6 +24,7 @@ from dse.errors import ConfigError
 from dse.files import read_csv
 from dse.results.run_folder import FinishedRun
 from dse.space import get_path
+from dse.values import content_key
 from dse_serving.backend import ServingBackend
 from dse_serving.design import Serving, deployment_of, kernels
 from dse_serving.disaggregated import runs_of
@@ -98,6 +99,28 @@ def test_traces_of_three_formats_are_the_same_requests(tmp_path: Path) -> None:
         assert traffic.outputs.tolist() == [3, 4]
         assert traffic.prefixes.tolist() == ([0, 1024] if name == "own.csv" else [0, 0])
         assert traffic.blocks.numbers.tolist() == ([0, 0, 1] if name == "mooncake.jsonl" else [])
+
+
+def test_a_trace_counts_by_what_it_holds(elsewhere: Path) -> None:
+    keys = list[str]()
+    for file, tokens in (("a.csv", 600), ("b.csv", 600), ("a.csv", 700)):
+        Path(file).write_text(f"arrival_s,input_tokens,output_tokens\n0,{tokens},3\n1,90,2\n")
+        tree = request([*SMALL, "traffic.arrivals=trace", f"traffic.trace={file}"]).tree
+        (scenario,) = ServingBackend().scenarios({name: tree[name] for name in SECTIONS}).values()
+        keys.append(content_key(ServingBackend().design(scenario)))
+    assert keys[0] == keys[1] != keys[2]
+
+
+@pytest.mark.more
+def test_an_edited_trace_is_evaluated_again(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["serve-plan", "model=llama3_8b", "system=h100_8", "slo.ttft_s=3", "figures=none", "tracking=none"]
+    left = list[bool]()
+    for name, tokens in (("a", 600), ("b", 600), ("b", 700)):
+        lines = "".join(f"{number},{tokens},64\n" for number in range(20))
+        Path(f"{name}.csv").write_text(f"arrival_s,input_tokens,output_tokens\n{lines}")
+        assert main([*words, f"traffic.trace={name}.csv"]) == 0
+        left.append(" 0 left" in capsys.readouterr().err)
+    assert left == [False, True, False]
 
 
 def test_a_trace_names_the_prefixes_of_its_prompts(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from dse_traces.design import (
     PlanKnobs,
     ProfileDesign,
     Recorded,
-    content_of,
+    content_of_profile,
     group_name,
     located,
 )
@@ -110,7 +110,7 @@ class ProfileBackend(Backend):
         patterns = read_patterns(str(given.get("kernels") or ""), "workload.kernels")
         trees: dict[str, Tree] = {}
         for path in _paths(given["path"]):
-            content = content_of(path)
+            content = content_of_profile(path)
             profiles = [classify(profile, patterns) for profile in _profiles((str(path), content))]
             for rank, profile in enumerate(profiles):
                 name = path.name.partition(".")[0] + (f" rank {rank}" if len(profiles) > 1 else "")

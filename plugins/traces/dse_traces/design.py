@@ -14,16 +14,17 @@ Values of a plan:
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from dse.config.named_file import content_of
 from dse.errors import ConfigError, Problem
 from dse.values import Frozen, knob
 from dse.values.units import Integer, Number
+from dse_chakra.packed import MOST_STREAMED
 from dse_traces import DATA
 from dse_traces.effects import Mover, Setting
 from dse_traces.imported import TABLE, is_imported
@@ -129,13 +130,9 @@ def located(text: str) -> Path:
     raise ConfigError([Problem(_PATH, "is no file, and no folder that profile import wrote", text, way)])
 
 
-def content_of(path: Path) -> str:
-    """Hash of what a file, or the table of a folder, holds."""
-    digest = hashlib.sha256()
-    with (path / f"{TABLE}.parquet" if path.is_dir() else path).open("rb") as file:
-        while part := file.read(1 << 20):
-            digest.update(part)
-    return digest.hexdigest()[:32]
+def content_of_profile(path: Path) -> str:
+    """Hash of what a file, or the table of a folder, holds. Raises ConfigError."""
+    return content_of(path / f"{TABLE}.parquet" if path.is_dir() else path, _PATH, most=MOST_STREAMED)
 
 
 def _number(count: int | None) -> float | None:

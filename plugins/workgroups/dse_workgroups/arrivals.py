@@ -8,23 +8,24 @@ rows, separated by blanks).
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from dse.config.named_file import NamedFile
 from dse.errors import ConfigError, Problem
+from dse.files import read_csv
 from dse.values import Frozen
 from dse.values.units import Integer, Number
 
 Floats = NDArray[np.float64]
 Shape = tuple[int, int, int]
 Rows = list[tuple[float, Shape, tuple[int, ...]]]
+_TRACE = "arrivals.trace"
 
 
 class ArrivalSpec(Frozen):
@@ -44,7 +45,7 @@ class ArrivalSpec(Frozen):
     hidden: Annotated[Integer, Field(ge=16)] = 1024
     tokens: Annotated[Integer, Field(ge=1)] = 64
     gates: Annotated[Integer, Field(ge=1, le=4)] = 4
-    trace: str | None = None
+    trace: NamedFile | None = None
     seed: Integer = 0
     precision: Literal["fp16", "bf16", "fp32"] = "fp16"
 
@@ -119,26 +120,24 @@ def _layers(spec: ArrivalSpec, begin: float) -> Iterator[tuple[float, Shape, tup
 
 def _trace(spec: ArrivalSpec) -> Rows:
     """Rows of a CSV file. Raises ConfigError for one that is absent, has other columns, or rows that wait for later."""
-    path = Path(spec.trace or "")
-    if not path.is_file():
-        raise ConfigError([Problem("arrivals.trace", "is no file", spec.trace)])
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = [_row(line, number, spec) for number, line in enumerate(csv.DictReader(file))]
-    if not rows:
-        raise ConfigError([Problem("arrivals.trace", "has no rows", spec.trace)])
-    return rows
+    if spec.trace is None:
+        raise ConfigError([Problem(_TRACE, "is missing", way_out="write the path of a CSV file")])
+    table = read_csv(spec.trace.path(_TRACE), _TRACE, needed=("arrival_s", "m", "n", "k"))
+    if not table.rows:
+        raise ConfigError([Problem(_TRACE, "has no rows", spec.trace.note)])
+    return [_row(cells, number) for number, (_, cells) in enumerate(table.rows)]
 
 
-def _row(line: Mapping[str, Any], number: int, spec: ArrivalSpec) -> tuple[float, Shape, tuple[int, ...]]:
+def _row(line: Mapping[str, str], number: int) -> tuple[float, Shape, tuple[int, ...]]:
     try:
         m, n, k = (int(line[name]) for name in "mnk")
         time, after = float(line["arrival_s"]), tuple(int(before) for before in (line.get("after") or "").split())
     except (KeyError, TypeError, ValueError) as error:
         rule = f"row {number} has no numbers arrival_s, m, n, k and after ({error})"
-        raise ConfigError([Problem("arrivals.trace", rule, spec.trace)]) from None
+        raise ConfigError([Problem(_TRACE, rule)]) from None
     if min(m, n, k) < 1 or time < 0 or not all(0 <= before < number for before in after):
         rule = f"row {number} has a size below 1, a time below 0, or waits for a row that is not before it"
-        raise ConfigError([Problem("arrivals.trace", rule, spec.trace)])
+        raise ConfigError([Problem(_TRACE, rule)])
     return time, (m, n, k), after
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from dse.backend import Batch
 from dse.errors import ConfigError
+from dse.values import content_key
 from dse_workgroups.arrival_backend import ArrivalBackend
 from dse_workgroups.arrival_study import gains
 from dse_workgroups.arrivals import Arrivals, ArrivalSpec, arrivals_of
@@ -97,7 +98,8 @@ def test_streams_have_the_dependencies_of_their_networks_and_equal_seeds_are_equ
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("arrival_s,m,n\n0,1,1\n", "row 0"),
+        ("arrival_s,m,n\n0,1,1\n", "no column k"),
+        ("arrival_s,m,n,k\n0,1,1,x\n", "row 0"),
         ("arrival_s,m,n,k,after\n0,8,8,8,1\n", "not before it"),
         ("arrival_s,m,n,k\n", "no rows"),
     ],
@@ -106,10 +108,24 @@ def test_a_trace_is_read_or_refused_with_its_row(tmp_path: Path, text: str, rule
     path = tmp_path / "trace.csv"
     path.write_text(text, "utf-8")
     with pytest.raises(ConfigError, match=rule):
-        arrivals_of(ArrivalSpec(name="mine", kind="trace", trace=str(path)))
+        arrivals_of(traced(path))
     path.write_text("arrival_s,m,n,k,after\n0,64,64,64,\n1e-6,64,64,64,0\n", "utf-8")
-    read = arrivals_of(ArrivalSpec(name="mine", kind="trace", trace=str(path)))
+    read = arrivals_of(traced(path))
     assert read.timed and read.after == ((), (0,)) and read.times[1] == 1e-6
+
+
+def traced(path: Path) -> ArrivalSpec:
+    """GEMMs of a trace."""
+    return ArrivalSpec.model_validate({"name": "mine", "kind": "trace", "trace": str(path)})
+
+
+def test_a_trace_counts_by_what_it_holds(tmp_path: Path) -> None:
+    first, second = (tmp_path / f"{name}.csv" for name in "ab")
+    keys = list[str]()
+    for path, size in ((first, 64), (second, 64), (first, 128)):
+        path.write_text(f"arrival_s,m,n,k\n0,{size},64,64\n", "utf-8")
+        keys.append(content_key(traced(path)))
+    assert keys[0] == keys[1] != keys[2]
 
 
 @pytest.mark.slow
