@@ -10,23 +10,33 @@ floating-point number. `out` holds the arrays as the kernel left them. `of`: the
 
 from __future__ import annotations
 
+import math
+import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from lzma import LZMAError
 from pathlib import Path
-from typing import Any
-from zipfile import BadZipFile
+from typing import IO, Any
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem, pairs
-from dse.files import open_plain_file
+from dse.files import atomic_replacement, open_plain_file
 from dse.results.run_folder import CommandAnswer
 from dse_ptx.execution import MOST_INSTRUCTIONS, Argument, LaunchOptions, LaunchRun, Module, Pointer, PtxDevice, Watch
 
-_MOST_BYTES = 1 << 34
+_MOST_BYTES = 1 << 31
+"""Of a file of arrays, packed and unpacked."""
+_DAMAGED = (
+    *(OSError, ValueError, AttributeError, TypeError, EOFError, LookupError, MemoryError, RuntimeError),
+    *(BadZipFile, LZMAError, struct.error, zlib.error),  # RuntimeError: an encrypted file, or a method not known
+)
+"""What NumPy and zipfile raise of files that are no .npz, or damaged."""
 _SHOWN = 12  # rows of the instruction mix
 _OPTIONAL = ("arguments", "kernel", "data", "shared", "most", "out")
 
@@ -130,7 +140,7 @@ class TypedLaunch:
         device, arrays = self.module.device, self.arrays
         values = {name: device.read(self.pointers[name], entry.dtype, entry.shape) for name, entry in arrays.items()}
         try:
-            with Path(self.out).open("wb") as file:
+            with atomic_replacement(Path(self.out)) as fresh, fresh.open("wb") as file:
                 np.savez(file, **values)  # type: ignore[arg-type]
         except OSError as error:
             raise ConfigError([Problem("out", f"cannot be written ({error.strerror})", self.out)]) from None
@@ -141,10 +151,28 @@ def _arrays(path: str) -> dict[str, NDArray[Any]]:
     if not path:
         return {}
     try:
-        with open_plain_file(Path(path), "data", most=_MOST_BYTES) as packed, np.load(packed) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError, AttributeError, TypeError, EOFError, BadZipFile):
+        with open_plain_file(Path(path), "data", most=_MOST_BYTES) as packed:
+            if (declared := _declared_bytes(packed)) > _MOST_BYTES:
+                rule = f"holds arrays of {declared:,} bytes, more than {_MOST_BYTES:,}"
+                raise ConfigError([Problem("data", rule, path, "name a file with smaller arrays")])
+            packed.seek(0)
+            with np.load(packed) as file:
+                return {name: file[name] for name in file.files}
+    except _DAMAGED:
         raise ConfigError([Problem("data", "cannot be read as .npz", path, "write it by np.savez")]) from None
+
+
+def _declared_bytes(packed: IO[bytes]) -> int:
+    """Bytes that the arrays of a file have by their headers, before any is unpacked. Raises one of _DAMAGED."""
+    total = 0
+    with ZipFile(packed) as archive:
+        for name in archive.namelist():
+            with archive.open(name) as member:
+                version = np.lib.format.read_magic(member)
+                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                shape, _, kind = read(member)
+                total += math.prod(shape) * kind.itemsize
+    return total
 
 
 def number(text: str, name: str) -> int:

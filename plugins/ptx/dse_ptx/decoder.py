@@ -15,6 +15,7 @@ from dse.errors import ConfigError, Problem
 from dse_ptx import interpreter as vm
 from dse_ptx.control_flow import Flow, live_registers, reconvergence
 from dse_ptx.instructions import MAKERS, NOTHING, REFUSED
+from dse_ptx.operands import check_operands
 from dse_ptx.parser import refusal
 from dse_ptx.program import (
     TYPE_BYTES,
@@ -87,14 +88,15 @@ class _Decoder:
 
     def row(self, instruction: Instruction) -> Row:
         """Row of one instruction. Raises UnreadError."""
-        if instruction.name in NOTHING:
-            return Row({vm.KIND: vm.NOTHING})
         make = MAKERS.get(instruction.name)
-        if make is None:
+        if make is None and instruction.name not in NOTHING:
             raise UnreadError(REFUSED.get(instruction.name, "the instruction is not known"))
+        check_operands(instruction)
+        if make is None:
+            return Row({vm.KIND: vm.NOTHING})
         try:
             row = make(self.function, instruction)
-        except (IndexError, KeyError, AttributeError) as error:
+        except (LookupError, AttributeError, TypeError, ValueError, StopIteration) as error:
             raise UnreadError(f"its modifiers or operands are not known ({error})") from None
         for entry in (*row.writes, *row.reads):
             self.number(entry, row.immediate)  # refuses what `assembled` could not
