@@ -16,6 +16,7 @@ import signal
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from types import FrameType
@@ -130,23 +131,29 @@ def _absolute(place: _Place, name: str) -> _Place:
     return (*place[: max(0, len(place) - dots)], *parts) if dots else parts  # more dots than levels: the root
 
 
+_COMPOSED = Problem("configuration", "to compose", way_out="make it smaller, or leave out interpolations")
+
+
 @contextmanager
-def limit_cpu_time(seconds: float = MOST_SECONDS) -> Iterator[None]:
-    """While it lasts, more CPU time than that raises ConfigError; in other threads than the main one nothing does."""
+def limit_cpu_time(seconds: float = MOST_SECONDS, work: Problem = _COMPOSED) -> Iterator[None]:
+    """While it lasts, more CPU time than that raises ConfigError; in other threads than the main one nothing does.
+
+    work: path and way out of what takes the time; its rule says what for.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def late(number: int, frame: FrameType | None) -> None:
-        rule = f"takes longer than {seconds:g} s of CPU time to compose"
-        raise ConfigError([Problem("configuration", rule, way_out="make it smaller, or leave out interpolations")])
+        raise ConfigError([replace(work, rule=f"takes longer than {seconds:g} s of CPU time {work.rule}")])
 
     before = signal.signal(signal.SIGVTALRM, late)  # CPU time of this process: waiting for a disk does not count
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 1.0)  # again each second, should one be swallowed
+    # again each second, should one be swallowed
+    timer = signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 1.0)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.setitimer(signal.ITIMER_VIRTUAL, *timer)
         signal.signal(signal.SIGVTALRM, before)
 
 

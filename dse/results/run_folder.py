@@ -273,8 +273,11 @@ def _check_rows(path: Path, part: Any, goals: Sequence[str]) -> None:
 
 
 def writable(out: str) -> Outputs:
-    """A folder to write into. Raises ConfigError where it cannot be made."""
+    """A folder to write into. Raises ConfigError where it is a link, or cannot be made."""
     outputs = Outputs(Path(out))
+    if outputs.folder.is_symlink():
+        rule = "is a link, and nothing is written through one"
+        raise ConfigError([Problem("out", rule, out, "name a folder, or remove the link")])
     try:
         outputs.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

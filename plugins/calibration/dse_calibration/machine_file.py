@@ -7,18 +7,13 @@ from typing import Any
 
 import yaml
 
-from dse.errors import ConfigError, Problem
 from dse.files import atomic_replacement
-from dse.results.run_folder import Outputs
+from dse.results.run_folder import Outputs, writable
 
 
 def write_machine(tree: Mapping[str, Any], outputs: Outputs) -> None:
     """Write the file of a machine into a folder, which is made. Raises ConfigError where it cannot be."""
-    try:
-        outputs.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        place = Problem("out", f"cannot be made ({error.strerror})", str(outputs.folder), "name another")
-        raise ConfigError([place]) from None
+    writable(str(outputs.folder))
     text = yaml.safe_dump(dict(tree), sort_keys=False, allow_unicode=True, width=120)
     with atomic_replacement(outputs.folder / f"{tree['name']}.yaml") as fresh:
         fresh.write_text(text, encoding="utf-8")

@@ -61,6 +61,7 @@ def export(words: Sequence[str]) -> CommandAnswer:
 def _export_serving(files: ServingFiles, folder: Path) -> CommandAnswer:
     """Write the files of a plan of serving."""
     for path, part in files.written.items():
+        writable(str((folder / path).parent))
         keep(folder / path, part.text)
     written = f"written to {folder}/: {', '.join(files.written)}"
     return CommandAnswer(folder, (_settings_table(files.written), *files.lines(), written))

@@ -73,7 +73,7 @@ def _write(request: Emission, folder: Path) -> str:
     table = table_of(request.schedule, request.pattern, request.ranks, after=request.after)
     reverse = table_of(request.schedule, REVERSED[table.pattern], request.ranks, after=table.gathers)
     texts = package(table, reverse, request.sizes, request.origin)
-    folder.mkdir(parents=True, exist_ok=True)
+    writable(str(folder))
     for name, text in texts.items():
         with atomic_replacement(folder / name) as scratch:
             scratch.write_text(text, encoding="utf-8")

@@ -146,6 +146,19 @@ def test_the_printed_command_is_words_of_a_shell(elsewhere: Path) -> None:
     assert words == ["torchrun", "--nproc-per-node=2", "-m", f"{folder}.gather_gemm"]
 
 
+def test_nothing_is_written_through_a_link(elsewhere: Path) -> None:
+    Path("inside").mkdir()
+    Path("mine").symlink_to("inside")
+    with pytest.raises(ConfigError, match="is a link"):
+        emit([f"schedule={CHUNKED}", "gpus=2", "out=mine"])
+    Path("plan.yaml").write_text("sites: {ffn_in: hetero_fused_1d}\nparallel: {sequence_parallel: true}\n")
+    Path("package").mkdir()
+    Path("package/ffn_in").symlink_to("../inside")
+    with pytest.raises(ConfigError, match="is a link"):
+        emit(["plan=plan.yaml", "gpus=2", "out=package"])
+    assert list(Path("inside").iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("words", "match"),
     [

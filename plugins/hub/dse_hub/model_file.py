@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dse.config.expansion import limit_cpu_time
 from dse.config.options import load_yaml
 from dse.errors import ConfigError, Problem
 from dse.errors.parsing import parse_json
@@ -28,6 +29,7 @@ from dse_hub.types import HubType, hub_type, readable_types
 
 _MISSPELT, _LONGEST_TYPE = 2, 60  # letters
 _MOST_LAYERS = 10_000
+_MOST_SECONDS = 10.0  # of CPU time, for the formats of all modules
 _LARGEST = 2**31
 _TEXT = ("text_config", "llm_config", "language_config", "thinker_config")
 _SENSES = ("vision_config", "audio_config", "vision_tower", "visual", "vit_config", "speech_config")
@@ -234,7 +236,8 @@ def _tree(file: HubFile) -> dict[str, Any]:
     tree |= _layers(file, kinds) | _windows(file, layers)
     tree |= {name: True for name in ("out_gate", "sinks") if file.evaluate(rules[name])}
     tree["ends"] = [_weights(file, "embedding"), _weights(file, "output")]
-    return tree | _formats(file, tree, [kind[:2] for kind in kinds])
+    # formats are of widths that are known
+    return tree if file.problems else tree | _formats(file, tree, [kind[:2] for kind in kinds])
 
 
 def _kind(file: HubFile, place: int) -> tuple[str, str, int]:
@@ -341,8 +344,10 @@ def _formats(file: HubFile, tree: Mapping[str, Any], kinds: Sequence[tuple[str, 
         section, key = _json(beside), str(beside)
     if not section:
         return {}
+    work = Problem(f"{file.path}: {key}", "to read", way_out="write plain names in place of its patterns")
     try:
-        return stored_tree(section, tree, kinds)
+        with limit_cpu_time(_MOST_SECONDS, work):  # an expression may go back and forth for years
+            return stored_tree(section, tree, kinds)
     except Unread as error:
         way = "remove the section, and type the format: +run.weights=fp8, or another of conf/data/weight_formats.yaml"
         file.note(f"{key}.{error.key}", error.rule, error.value, way)

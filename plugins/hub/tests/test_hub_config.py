@@ -309,3 +309,34 @@ def test_keys_of_a_model_file_that_no_model_reads_are_reported(tmp_path: Path) -
     words = ["study=plan", f"model={tmp_path / 'config.json'}", "system=h100_8", "parallel.tp=8", "run.mode=decode"]
     (note,) = check_typed(plan(request(words)))
     assert "layers_run_twice is not modelled" in note
+
+
+ILL_TYPED: tuple[Any, ...] = ({"a": 1}, [], "x", -1, 1.5, True, 10**400, [{"a": [[]]}])
+
+
+@pytest.mark.parametrize("name", ["llama3_8b", "deepseek_v3", "qwen3_235b_a22b"])
+@given(data=st.data())
+def test_a_key_of_a_wrong_type_is_refused_or_read(
+    name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    formats = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+    config = {**SAME[name], "quantization_config": formats}
+    key, value = data.draw(st.sampled_from(sorted(config))), data.draw(st.sampled_from(ILL_TYPED))
+    path = written(tmp_path_factory.mktemp("hub"), {**config, key: value})
+    try:
+        tree = hub_tree(path)
+    except ConfigError as error:
+        assert str(path) in str(error)
+        return
+    assert tree["kind"] == "transformer"
+
+
+@pytest.mark.parametrize("key", ["ignore", "modules_to_not_convert"])
+def test_a_pattern_that_goes_back_and_forth_is_refused(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dse_hub.model_file._MOST_SECONDS", 0.2)
+    formats = {"quant_method": "fp8", "fmt": "e4m3", key: ["re:([a-z_.0-9]+)+!"]}
+    path = written(tmp_path, {**DEEPSEEK, "quantization_config": formats})
+    with pytest.raises(ConfigError, match=r"quantization_config: takes longer than 0.2 s of CPU time to read"):
+        hub_tree(path)

@@ -26,7 +26,7 @@ import numpy as np
 from dse.errors import ConfigError, Problem, Problems, pairs
 from dse.errors.parsing import parse_yaml
 from dse.results import provenance
-from dse.results.run_folder import Outputs
+from dse.results.run_folder import Outputs, writable
 from dse.results.words import cell
 from dse.space import set_path
 from dse_memory import engine
@@ -92,11 +92,7 @@ def trace(words: Sequence[str]) -> int:
     design = design_of(trees["system"], trees["policy"])
     at_once = _count(options.get("rows", "0"))
     data = Path(options["data"])
-    outputs = Outputs(Path(options.get("out", f"outputs/trace/{data.name.partition('.')[0]}")))
-    try:
-        outputs.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError([Problem("out", f"cannot be made ({error.strerror})", str(outputs.folder))]) from None
+    outputs = writable(options.get("out", f"outputs/trace/{data.name.partition('.')[0]}"))
     recording = read(data, design.system, design.policy, at_once=at_once, folder=outputs.folder)
     done = run(recording, design, outputs.folder)
     record = provenance.record(["profile", "memory", *words], None, backend=f"memory {MemoryBackend.version}", seed=0)
