@@ -83,7 +83,8 @@ class Profile:
     seconds from the first start. dropped: how many events could not be used, by reason. iterations: (start, end) [s] of
     those that were marked. device: name of the GPU, or "". rank: number of the process, as far as the file tells it.
     lost: share of the file that is damaged, in words, or "". assumed: what its rank, and those of others, are taken for
-    where files do not tell, in words, or "".
+    where files do not tell, in words, or "". begin_s: time of the first start on the clock of its file; clock: name of
+    that clock, if other profiles share it, or "".
     """
 
     kernels: pd.DataFrame
@@ -94,6 +95,8 @@ class Profile:
     rank: int | None = None
     lost: str = ""
     assumed: str = ""
+    begin_s: float = 0.0
+    clock: str = ""
 
     def __len__(self) -> int:
         return len(self.kernels)
@@ -248,7 +251,8 @@ def profile_of(
     marked = tuple((start - first, end - first) for start, end in iterations if _is_span(start, end))
     counts["iterations that end before they begin"] += len(iterations) - len(marked)
     reasons = {reason: count for reason, count in counts.items() if count}
-    return Profile(kernels.assign(kind=_kinds(kernels, {})), legal_text(source), legal_text(device), reasons, marked)
+    kernels = kernels.assign(kind=_kinds(kernels, {}))
+    return Profile(kernels, legal_text(source), legal_text(device), reasons, marked, begin_s=first)
 
 
 def classify(profile: Profile, patterns: Patterns) -> Profile:

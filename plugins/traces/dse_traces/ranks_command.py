@@ -82,10 +82,11 @@ def answer(ranks: Ranks, done: Mapping[int, Replayed]) -> Iterator[Table | str]:
     yield _labels(table)
     yield _ranks(ranks, done)
     middle, most = ranks.disagreement_s
-    yield (
-        f"clocks are aligned by the ends of collectives, which then agree within {cell(middle, 's')} in the median, "
-        f"{cell(most, 's')} for 95 % of them"
-    )
+    if np.isfinite(middle):
+        yield (
+            f"clocks are aligned by the ends of collectives, which then agree within {cell(middle, 's')} in the "
+            f"median, {cell(most, 's')} for 95 % of them"
+        )
     if most > float(ranks.shared["transfer_s"].median()):
         yield "that is longer than half of the collectives take: these may be different ones, of traces cut differently"
     yield from _absent(ranks)

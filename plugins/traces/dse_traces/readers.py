@@ -75,6 +75,10 @@ READERS: Mapping[str, Callable[[Path], Sequence[Profile]]] = {
 """Ends of the names of files, without those of packers, and what reads them: a profile for each GPU."""
 
 
+_ON_ONE_CLOCK = (read_tables, read_database, read_rocprof_json)
+"""Readers of files that one profiler of one machine wrote."""
+
+
 def read(path: Path) -> Profile:
     """The profile of the GPU of which a file holds most kernels; those of others are counted as dropped.
 
@@ -87,10 +91,17 @@ def read(path: Path) -> Profile:
 
 
 def read_ranks(path: Path) -> Sequence[Profile]:
-    """The profile of each GPU that a file, or a folder that `profile import` wrote, holds. Raises ConfigError."""
+    """The profile of each GPU that a file, or a folder that `profile import` wrote, holds. Raises ConfigError.
+
+    A profiler of one machine has one clock; a trace in Chrome's format may be made of several machines' traces.
+    """
     if is_imported(path):
         return read_imported(path)
-    return _reader(path)(path)
+    reader = _reader(path)
+    profiles = reader(path)
+    if reader not in _ON_ONE_CLOCK or not profiles[1:]:
+        return profiles
+    return [replace(profile, clock=str(path)) for profile in profiles]
 
 
 def _reader(path: Path) -> Callable[[Path], Sequence[Profile]]:
