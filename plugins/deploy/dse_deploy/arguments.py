@@ -12,7 +12,7 @@ from studies.plan.plan_file import flattened
 
 Values = Iterator[tuple[str, Any]]
 _WHOLE = re.compile(r"-?\d{1,18}")
-_COMMAND = re.compile(r"-[a-z]?c")  # of a shell: a script follows
+_COMMAND = re.compile(r"-[eilux]*c")  # of a shell: a script follows
 _OPTION = re.compile(r"--?[A-Za-z]|--$")
 _OF_TOOL = re.compile(r"(VLLM|SGLANG|SGL|NCCL|RCCL|NVTE|NVSHMEM|TLLM|TRTLLM|TORCH_NCCL|MORI|DEEPEP)_")
 _BOOLEANS = ("true", "false")
@@ -53,13 +53,13 @@ def has_script(words: Sequence[str], place: int) -> bool:
 
 def is_value(words: Sequence[str], place: int) -> bool:
     """Tell whether a word is what follows an option."""
-    return place > 0 and is_option(words[place - 1]) and "=" not in words[place - 1]
+    return place > 0 and is_option(words[place - 1]) and "=" not in words[place - 1] and words[place - 1] != "--"
 
 
 def options(words: Sequence[str], by_name: Mapping[str, Setting]) -> Values:
     """Yield the options among the words of a command, with what follows them."""
     for place, word in enumerate(words):
-        if not is_option(word) or _is_of_a_shell(words, place):
+        if not is_option(word) or word == "--" or _is_of_a_shell(words, place):
             continue
         name, equals, value = word.partition("=")
         setting = setting_of(_path_of(name), by_name)

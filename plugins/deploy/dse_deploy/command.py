@@ -16,7 +16,9 @@ from dse.errors.parsing import parse_yaml
 from dse.files import atomic_replacement, read_text
 from dse.space import get_path
 from dse_deploy.facts import UNKNOWN, ModelFacts
+from dse_deploy.kinds import kind_of
 from dse_deploy.launches import LAUNCH
+from dse_deploy.manifests import manifest_kind, script_of
 from dse_deploy.reading import read, settings_of
 from dse_deploy.settings import Setting, SettingsFile, Tool, Written, tools, write
 from dse_deploy.shell import split_documents
@@ -40,9 +42,8 @@ def settings_import(words: Sequence[str]) -> int:
         keep(out, plugins.load("format", "msccl").plan(path))
     else:
         settings = read(texts_of(tool, path, launch), with_words({}, overrides), launch=launch)
-        if settings.plan == with_words({}, overrides) and not settings.unmodelled:
-            way = "name a file or launch of this tool, or its own tool with from="
-            raise ConfigError([Problem("settings", f"holds no setting of {tool.name} that a plan has", str(path), way)])
+        if not settings.unmodelled and (not settings.has_own or settings.plan == with_words({}, overrides)):
+            raise ConfigError([_holds_nothing(tool, path)])
         counting = [*settings.unmodelled, *(unread for unread in settings.unread if _changes(unread, tool))]
         kept = {"unread": [f"{path.name}: {unread}" for unread in counting]} if counting else {}
         text = yaml.safe_dump({"tool": name, **kept, **settings.plan}, sort_keys=False)
@@ -62,6 +63,13 @@ def settings_import(words: Sequence[str]) -> int:
 
 OF_STEP = ("model", "system")
 """Options that only go into the command that judges a plan."""
+
+
+def _holds_nothing(tool: Tool, path: Path) -> Problem:
+    """The problem of a file of which nothing is read, by what it is."""
+    kind = kind_of(_text(path), path.suffix) if path.is_file() else ""
+    rule = f"{f'is {kind}, and ' if kind else ''}holds no setting of {tool.name} that a plan has"
+    return Problem("settings", rule, str(path), "name a file or launch of this tool, or its own tool with from=")
 
 
 def judge_lines(name: str, out: Path, options: Mapping[str, str], words: Sequence[str] = ()) -> Iterator[str]:
@@ -165,17 +173,49 @@ def texts_of(tool: Tool, path: Path, launch: int) -> list[tuple[SettingsFile, st
             return texts
         way = f"a folder with {' or '.join(file.name for file in tool.files)}"
         raise ConfigError([Problem("settings", "holds no file of the tool", str(path), way)])
-    text, alike = _text(path), [file for file in tool.files if Path(file.name).suffix == path.suffix]
-    if path.suffix not in (".yaml", ".yml", ".json", ".py"):
-        launched = [file for file in tool.files if file.format == "yaml" and tool.framework]
-        alike = [file.model_copy(update={"format": "arguments"}) for file in launched] or alike
-    file = (alike or [tool.files[-1]])[0]
+    text = _text(path)
+    file, text = _file_of(tool, path, text)
     if file.format != "arguments":
         return [(file, text)]
     named = list(_named_files(tool, path, settings_of(file, text, launch), text))
     before = [(other, content) for is_later, other, content in named if not is_later]
     after = [(other, content) for is_later, other, content in named if is_later]
     return [*before, (file, text), *after]
+
+
+def _file_of(tool: Tool, path: Path, text: str) -> tuple[SettingsFile, str]:
+    """The file of a tool that a text is, and its text: of a manifest that of the launches of its containers.
+
+    Raises ConfigError for a format that the tool has no file of.
+    """
+    suffix = ".yaml" if path.suffix == ".yml" else path.suffix
+    is_manifest = suffix in (".yaml", ".json") and bool(manifest_kind(text))
+    if suffix == ".toml":
+        python = [file for file in tool.files if file.format == "python"]
+        if not python:
+            rule = f"is {kind_of(text, suffix)}, of which {tool.name} reads nothing"
+            raise ConfigError(
+                [Problem("settings", rule, str(path), "write from=torch for a configuration of torchtitan")]
+            )
+        return python[0].model_copy(update={"format": "toml"}), text
+    alike = [file for file in tool.files if Path(file.name).suffix == suffix]
+    if is_manifest or suffix not in (".yaml", ".json", ".py"):
+        launched = [file for file in tool.files if file.format == "yaml" and tool.framework]
+        alike = [file.model_copy(update={"format": "arguments"}) for file in launched] or alike
+    if not is_manifest:
+        return (alike or [tool.files[-1]])[0], text
+    script, files = script_of(text), [file for file in (*alike, *tool.files) if file.format in _OF_LAUNCHES]
+    launches, written = split_documents(script)
+    own = [file for file in tool.files if file.format == "yaml"]
+    if own and len(written) == 1 and not launches.strip():
+        return own[0], next(iter(written.values()))
+    if not files or not script.strip():
+        rule = f"is {manifest_kind(text)} that holds no launch of {tool.name}"
+        raise ConfigError([Problem("settings", rule, str(path), "name the file whose containers run it")])
+    return files[0], script
+
+
+_OF_LAUNCHES = ("arguments", "environment")
 
 
 def _named_files(

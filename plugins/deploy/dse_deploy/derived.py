@@ -27,15 +27,41 @@ def derive(facts: Facts, plan: dict[str, Any], possible: Collection[str]) -> lis
     """
     if "expert_tp" in possible and "expert_tp" not in facts:
         facts = {**facts, "expert_tp": ("--expert-tensor-parallel-size (as tp, by default)", _degree(plan, "tp"))}
+    if problems := open_facts(facts, plan):
+        raise ConfigError(problems)
     rules = [*_RULES, *(rule for fact, rule in _RULES_WITH.items() if fact in possible)]
     return [text for rule in rules if (text := rule(facts, plan))]
+
+
+LAUNCHED = ("gpus", "gpus_per_node", "nodes")
+"""Facts that say how many GPUs are launched, and nothing of how a model is split over them."""
+_FOLLOWS: Mapping[str, str] = {
+    **dict.fromkeys(LAUNCHED, "parallel.dp"),
+    "global_batch": "run.micro_batches",
+    "layers_per_part": "parallel.virtual_stages",
+}
+
+
+def open_facts(facts: Facts, plan: Mapping[str, Any]) -> list[Problem]:
+    """Problems of facts that only a run would know, and of which a knob follows that the plan does not have."""
+    missing = {fact: knob for fact, knob in _FOLLOWS.items() if fact in facts and get_path(plan, knob) is None}
+    counted = LAUNCHED[1:] if "gpus" in facts else ()  # GPUs of the launch, whatever its nodes have
+    is_open_there = {fact: fact not in counted and is_open(str(facts[fact][1])) for fact in missing}
+    return [
+        Problem(f"settings.{facts[fact][0]}", _UNKNOWN, facts[fact][1], f"write {knob}=<value>")
+        for fact, knob in missing.items()
+        if is_open_there[fact]
+    ]
+
+
+_UNKNOWN = "names what the file does not set"
 
 
 def _number(facts: Facts, fact: str, knob: str) -> int:
     """A fact that is a number, of which a knob follows. Raises ConfigError."""
     name, value = facts[fact]
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        rule = "names what the file does not set" if is_open(str(value)) else "is no whole number from 1"
+        rule = _UNKNOWN if is_open(str(value)) else "is no whole number from 1"
         raise ConfigError([Problem(f"settings.{name}", rule, value, f"write {knob}=<value>")])
     return value
 

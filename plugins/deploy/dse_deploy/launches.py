@@ -69,7 +69,10 @@ def script_values(text: str, by_name: Mapping[str, Setting], launch: int = 0) ->
     commands = list(_commands(script, by_name))
     chosen = _choose([command for command in commands if command.is_launch], by_name, launch)
     if chosen is None:
-        yield from _all(script, by_name)
+        values = list(_all(script, by_name))
+        yield from values
+        if not any(setting_of(name, by_name) for name, _ in values):
+            yield from _variables(script, by_name)
         return
     yield from ((name, scalar(value)) for name, value in chosen.environment.items())
     for command in commands:
@@ -126,6 +129,14 @@ def _all(script: Script, by_name: Mapping[str, Setting]) -> Values:
             for inner in _inner_scripts(part.words):
                 yield from _all(inner, by_name)
     yield from _undecided(script.words, script)
+
+
+def _variables(script: Script, by_name: Mapping[str, Setting]) -> Values:
+    """Yield options that variables hold, of a file that other scripts read."""
+    for values in script.variables.values():
+        words = values if len(values) > 1 else " ".join(values).split()
+        if words and is_option(words[0]):
+            yield from options(words, by_name)
 
 
 def _undecided(words: Sequence[str], script: Script) -> Values:

@@ -11,10 +11,11 @@ from dse.errors import ConfigError, Problem
 from dse.errors.parsing import parse_yaml
 from dse.space import get_path
 from dse_deploy.arguments import Values, plain, scalar
-from dse_deploy.derived import derive
+from dse_deploy.derived import LAUNCHED, derive, open_facts
 from dse_deploy.launches import LAUNCH, script_values
 from dse_deploy.settings import BY_LAYER, Setting, SettingsFile, tp_of
 from dse_deploy.shell import is_open, read_script
+from dse_deploy.torchtitan import torchtitan_values
 from dse_deploy.user_buffers import is_of_a_site, read_layers, sites_of
 from studies.plan.plan_file import SECTIONS, Plan, check_plan, flattened, put_in
 
@@ -23,12 +24,13 @@ from studies.plan.plan_file import SECTIONS, Plan, check_plan, flattened, put_in
 class ReadSettings:
     """A plan that files say. unread: settings of them that mean nothing to a plan, or not with their value.
 
-    unmodelled: those that change a step all the same.
+    unmodelled: those that change a step all the same. has_own: whether they say more than how many GPUs are launched.
     """
 
     plan: dict[str, Any]
     unread: Sequence[str]
     unmodelled: Sequence[str] = ()
+    has_own: bool = True
 
 
 @dataclass
@@ -40,9 +42,12 @@ class _Plan:
     unmodelled: list[str] = field(default_factory=list)
     facts: dict[str, tuple[str, Any]] = field(default_factory=dict)
     of_sites: list[tuple[Setting, Any]] = field(default_factory=list)
+    open_values: list[Problem] = field(default_factory=list)
+    has_own: bool = False
 
     def add(self, name: str, value: Any, setting: Setting | None) -> None:
         """Put a setting into the plan, or among those that have no place there."""
+        self.has_own |= setting is not None and setting.fact not in LAUNCHED
         if setting is None:
             (self.unmodelled if name.startswith("${") else self.unread).append(name)
         elif self._is_open(name, value, setting):
@@ -61,15 +66,15 @@ class _Plan:
             self.unmodelled.append(f"{name} {value} ({text}; its format is read)")
 
     def _is_open(self, name: str, value: Any, setting: Setting) -> bool:
-        """Tell whether only a run would know a value that is not needed. Raises ConfigError where it is."""
+        """Tell whether only a run would know a value; one that is needed is kept among `open_values`."""
         if setting.constant:  # a file, which is opened beside
             return not setting.path
         if not isinstance(value, str) or not is_open(value) or setting.fact:
             return False  # facts may not be needed
-        if setting.path != "sites" and get_path(self.plan, setting.path) is not None:
-            return True
-        way = f"write {setting.path}=<value>" if setting.path != "sites" else "write its value in the file"
-        raise ConfigError([Problem(f"settings.{name}", "names what the file does not set", value, way)])
+        if setting.path == "sites" or get_path(self.plan, setting.path) is None:
+            way = f"write {setting.path}=<value>" if setting.path != "sites" else "write its value in the file"
+            self.open_values.append(Problem(f"settings.{name}", "names what the file does not set", value, way))
+        return True
 
 
 def read(files: Sequence[tuple[SettingsFile, str]], plan: Plan, *, launch: int = 0) -> ReadSettings:
@@ -89,12 +94,14 @@ def read(files: Sequence[tuple[SettingsFile, str]], plan: Plan, *, launch: int =
         for name, value, setting in [] if file.format == "user_buffers" else settings_of(file, text, launch):
             gathered.add(name, value, setting)
     possible = {setting.fact for file, _ in files for setting in file.settings}
+    if gathered.open_values:
+        raise ConfigError([*gathered.open_values, *open_facts(gathered.facts, result)])
     gathered.unmodelled += derive(gathered.facts, result, possible)
     for text in by_layer:
         unread += _read_layers(text, result)
     unread += _read_sites(gathered.of_sites, result, has_layers=bool(by_layer))
     check_plan({name: entries for name, entries in result.items() if name in SECTIONS})
-    return ReadSettings(result, unread, gathered.unmodelled)
+    return ReadSettings(result, unread, gathered.unmodelled, gathered.has_own or bool(by_layer))
 
 
 def settings_of(file: SettingsFile, text: str, launch: int = 0) -> Iterator[tuple[str, Any, Setting | None]]:
@@ -170,10 +177,15 @@ def _python(text: str, by_name: Mapping[str, Setting]) -> Values:
                 yield target.id, ast.unparse(node.value)
 
 
+def _toml(text: str, by_name: Mapping[str, Setting]) -> Values:
+    yield from torchtitan_values(text)
+
+
 _SCRIPT = "arguments"
 """The format of launch scripts and command lines."""
 _VALUES: Mapping[str, Callable[[str, Mapping[str, Setting]], Values]] = {
     "yaml": _yaml_values,
     "environment": _environment,
     "python": _python,
+    "toml": _toml,
 }

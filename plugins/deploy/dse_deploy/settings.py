@@ -202,7 +202,7 @@ class SettingsFile(Frozen):
     """A file of a tool. together: sums of user buffers overlap their own GEMM in all blocks or in none."""
 
     name: str
-    format: Literal["arguments", "yaml", "environment", "python", "user_buffers", "msccl"]
+    format: Literal["arguments", "yaml", "environment", "python", "user_buffers", "msccl", "toml"]
     settings: tuple[Setting, ...] = ()
     together: bool = False
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dse.errors import ConfigError, Problem
-from dse_deploy.conditions import TESTS, Branches, decided
+from dse_deploy.conditions import TESTS, Branches, decided, default_of
+from dse_deploy.shell_words import Lexer, WordPart
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?=)")
-_CONTINUED = re.compile(r"\\[ \t]*\r?\n")
 _KEYWORDS = ("then", "do", "export", "declare", "local", "readonly", "env", "exec", "{", "}", "in")
 _OPEN = re.compile(r"\$(?:\{|\(|\w)|`")
 _DEFAULT = re.compile(r"([A-Za-z_]\w*|\d+)(?::?[-=](.*))?", re.DOTALL)
@@ -57,7 +57,7 @@ class Script:
     """words: of all commands, with what variables stand for. exports: variables of the environment.
 
     two_ways: variables with options that a condition sets in two ways, and the script does not decide it. begins: place
-    and line of each command. changes: of variables with one value, in order.
+    and line of each command. changes: of variables with one value, in order. variables: all, as they are at its end.
     """
 
     words: list[str] = field(default_factory=list)
@@ -65,6 +65,7 @@ class Script:
     two_ways: set[str] = field(default_factory=set)
     begins: list[tuple[int, int]] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
+    variables: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def commands(self) -> Iterator[Command]:
@@ -118,123 +119,11 @@ def _after(place: int, places: Sequence[int]) -> int | None:
     return places[at] if at < len(places) else None
 
 
-class _Lexer:
-    """Words of a script, and the place up to which they are read. Raises ConfigError for a quote without an end."""
-
-    def __init__(self, text: str) -> None:
-        self.text, self.at = text.replace("\r\n", "\n"), 0
-
-    def skip(self, *, newlines: bool = False) -> None:
-        """Go past blanks, lines that go on, and comments, whose own line ends them."""
-        while self.at < len(self.text):
-            if match := _CONTINUED.match(self.text, self.at):
-                self.at = match.end()
-            elif self.text[self.at] in " \t\r" or (newlines and self.text[self.at] == "\n"):
-                self.at += 1
-            elif self.text[self.at] == "#":
-                end = self.text.find("\n", self.at)
-                self.at = len(self.text) if end < 0 else end
-                if self.text[: self.at].rstrip(" \t").endswith("\\"):  # a comment among lines that go on
-                    self.at += 1
-            else:
-                return
-
-    def word(self) -> list[_WordPart] | str | None:
-        """The next word in parts, the character that ends a command, None at the end."""
-        self.skip()
-        if self.at >= len(self.text):
-            return None
-        if self.text[self.at] in "\n;&|()<>":
-            self.at += 1
-            return self.text[self.at - 1]
-        parts = list[_WordPart]()
-        while self.at < len(self.text) and self.text[self.at] not in " \t\r\n;&|()<>":
-            if _CONTINUED.match(self.text, self.at):
-                break
-            parts += self._part()
-        joined = list[_WordPart]()
-        for part in parts:
-            if joined and not part.variable and not joined[-1].variable and part.quoted == joined[-1].quoted:
-                joined[-1] = _WordPart(joined[-1].literal + part.literal, quoted=part.quoted)
-            else:
-                joined.append(part)
-        return joined
-
-    def _part(self) -> Iterator[_WordPart]:
-        """Yield the parts of a word from here: up to the end of a quote, or one character."""
-        char = self.text[self.at]
-        if char == "'":
-            end = self._find("'")
-            yield _WordPart(self.text[self.at + 1 : end].replace("$", "\0"), quoted=True)
-            self.at = end + 1
-        elif char == '"':
-            self._find('"')
-            self.at += 1
-            yield _WordPart("", quoted=True)
-            while self.text[self.at : self.at + 1] not in ('"', ""):
-                yield self._one_part(quoted=True)
-            self.at += 1
-        else:
-            yield self._one_part(quoted=False)
-
-    def _find(self, char: str) -> int:
-        """Place of the quote that ends one here. Raises ConfigError where none does."""
-        end = self.text.find(char, self.at + 1)
-        if end < 0:
-            raise ConfigError([Problem("settings", "is no command line: no closing quotation")])
-        return end
-
-    def _one_part(self, *, quoted: bool) -> _WordPart:
-        """A character, an escaped one, or what stands for others."""
-        char = self.text[self.at]
-        if char == "\\" and self.at + 1 < len(self.text):
-            self.at += 2
-            after = self.text[self.at - 1]
-            stays = quoted and after not in '"\\$`'
-            return _WordPart("" if after == "\n" else f"\\{after}" if stays else after, quoted=quoted)
-        if char == "`":
-            end = self._find("`")
-            literal = self.text[self.at : end + 1]
-            self.at = end + 1
-            return _WordPart(literal, quoted=True)
-        if char != "$":
-            self.at += 1
-            return _WordPart(char, quoted=quoted)
-        return self._reference(quoted=quoted)
-
-    def _reference(self, *, quoted: bool) -> _WordPart:
-        """Read what `$` begins: a variable, arithmetic, or a command."""
-        after = self.text[self.at + 1 : self.at + 2]
-        if after in ("{", "("):
-            end = self._find_close(self.at + 1)
-            literal = self.text[self.at : end]
-            self.at = end
-            return _WordPart(literal, quoted=quoted, variable=True)
-        match = re.compile(r"\w+|[@*#?]").match(self.text, self.at + 1)
-        name = "" if match is None else match[0] if _NAME.match(match[0]) else match[0][:1]
-        self.at += 1 + len(name)
-        return _WordPart(f"${name}", quoted=quoted, variable=bool(name))
-
-    def _find_close(self, start: int) -> int:
-        """Place after the bracket that closes the one at `start`."""
-        pairs, stack = {"{": "}", "(": ")"}, list[str]()
-        for place in range(start, len(self.text)):
-            char = self.text[place]
-            if char in pairs:
-                stack.append(pairs[char])
-            elif stack and char == stack[-1]:
-                stack.pop()
-                if not stack:
-                    return place + 1
-        rule = f"is no command line: no {stack[-1]} closes {self.text[self.at :][:20]!r}"
-        raise ConfigError([Problem("settings", rule)])
-
-
 class _ScriptReader:
     """Reads a text from its start to its end."""
 
     def __init__(self, text: str, variables: dict[str, list[str]] | None = None, nesting: int = 0) -> None:
-        self._lexer, self.nesting = _Lexer(text), nesting
+        self._lexer, self.nesting = Lexer(text), nesting
         self.variables = {} if variables is None else variables
         if nesting > _MOST_DEPTH:
             rule = f"has values by default in values by default, over {_MOST_DEPTH} deep"
@@ -252,6 +141,7 @@ class _ScriptReader:
             if isinstance(word, str):
                 begins, prefix = True, False
                 self._end_command(word)
+                self._end_of_branch(word)
                 continue
             raw = word[0].literal if len(word) == 1 and not word[0].quoted else ""
             if begins and self._turns(raw):
@@ -265,6 +155,7 @@ class _ScriptReader:
             self._keep(self._expand(word))
         self._end_command("\n")
         self._export_prefixes()
+        self.result.variables = self.variables
         return self.result
 
     def _turns(self, raw: str) -> bool:
@@ -273,13 +164,58 @@ class _ScriptReader:
             words, self.condition = self.condition, None
             if words[:1] and words[0] not in TESTS:
                 self._keep([word for word in words if word != "\n"])
-            self.branches.decide(decided(words), is_first=self.condition_of == "if")
+            default = default_of(words) if words else ""
+            self.branches.decide(decided(words), is_first=self.condition_of == "if", default=default)
             return True
         if not self.branches.turn(raw):
             return False
+        self._settle()
+        if raw == "case":
+            self._enter_case()
         if raw in ("if", "elif"):
             self.condition, self.condition_of = [], raw
         return True
+
+    def _enter_case(self) -> None:
+        """Read the word of a `case` and its first pattern."""
+        subject, _ = self._lexer.word(), self._lexer.word()
+        if isinstance(subject, list):
+            self.branches.stack[-1].subject = " ".join(self._expand(subject, splits=False))
+        self._read_patterns()
+
+    def _read_patterns(self) -> None:
+        """Read the patterns in front of a branch of a `case`, if another one follows."""
+        self._lexer.skip(newlines=True)
+        if self._lexer.text.startswith("esac", self._lexer.at):
+            return
+        patterns = list[str]()
+        while (word := self._lexer.word()) not in (None, ")"):
+            if isinstance(word, list):
+                patterns.append(" ".join(self._expand(word, splits=False)))
+        self.branches.choose(patterns)
+        self._settle()
+
+    def _end_of_branch(self, separator: str) -> None:
+        """Go to the next branch of a `case` behind `;;`."""
+        if separator == ";" and self.branches.is_in_case and self._lexer.text.startswith(";", self._lexer.at):
+            self._lexer.at += 1
+            self._read_patterns()
+
+    def _settle(self) -> None:
+        """Give variables of branches that ended the values that all of these agree on, else none that is known."""
+        for name, values in self.branches.take_left().items():
+            former = self.variables.pop(name, [])
+            if values is not None:
+                self.variables[name] = values
+            elif not self.branches.stack or name not in self.branches.stack[-1].names_before:
+                self.variables[name] = [f"${{{name}}}"]
+                self._tell_options(name, former)
+            if name in self.result.exports and name in self.variables:
+                self.result.exports[name] = " ".join(self.variables[name])
+
+    def _tell_options(self, name: str, values: Sequence[str]) -> None:
+        if any(word.startswith("-") for value in values for word in value.split()):
+            self.result.two_ways.add(name)
 
     def _end_command(self, separator: str) -> None:
         """Let a test decide about the rest of its line, or end a line."""
@@ -292,15 +228,17 @@ class _ScriptReader:
         if self.condition is not None and self.condition_of in TESTS:
             words, self.condition = self.condition, None
             if follows in ("&&", "||"):
-                holds = decided(words)
-                self.branches.join(holds if follows == "&&" or holds is None else not holds)
+                holds, default = decided(words), default_of(words) if follows == "&&" else ""
+                self.branches.join(holds if follows == "&&" or holds is None else not holds, default)
                 return
         elif self.condition and follows in ("&&", "||"):
             self.condition.append("\n")  # several commands decide
         elif follows == "||":
             self.branches.turn_round()
+            self._settle()
         if separator in "\n;":
             self.branches.end_line()
+            self._settle()
 
     def _begin_next(self) -> None:
         """Begin another command; what was set in front of the last one alone is as before."""
@@ -328,12 +266,12 @@ class _ScriptReader:
             if name not in self.result.exports and len(values) == 1:
                 self.result.exports[name] = values[0]
 
-    def _assign(self, word: list[_WordPart], *, exports: bool) -> bool:
+    def _assign(self, word: list[WordPart], *, exports: bool) -> bool:
         """Set a variable, where a word says so."""
         match = _ASSIGNMENT.match(word[0].literal) if word and not word[0].quoted else None
         if match is None:
             return False
-        name, parts = match[1], [_WordPart(word[0].literal[match.end() :]), *word[1:]]
+        name, parts = match[1], [WordPart(word[0].literal[match.end() :]), *word[1:]]
         if self._lexer.text.startswith("(", self._lexer.at) and len(parts) == 1 and not parts[0].literal:
             self._lexer.at += 1
             values = list(self._array())
@@ -344,17 +282,40 @@ class _ScriptReader:
         before = self.variables.get(name)
         if self.branches.is_skipped:
             return True
+        added = self._added(match[2], before or [], values)
         if match[2] == "+=":
             values = (before or []) + values
-        elif self.branches.is_open and before not in (None, values):
-            values_of_both = [*(before or []), *values]
-            values = [f"${{{name}}}"]  # a condition decides
-            if any(word.startswith("-") for value in values_of_both for word in value.split()):
-                self.result.two_ways.add(name)
+        if self.branches.is_open and before is None:
+            self.branches.note(name, values, is_first=True)
+        elif self.branches.is_open and before != values and not self.branches.is_first_here(name):
+            values = self._in_two_ways(name, before or [], values, added)
+        elif self.branches.is_open:
+            self.branches.note(name, values, is_first=False)
         self.variables[name] = values
         if len(values) == 1:
             self._note(Change(len(self.result.words), name, values[0]), before, exports=exports)
         return True
+
+    @staticmethod
+    def _added(operator: str, before: list[str], values: list[str]) -> list[str] | None:
+        """What an assignment puts behind the value before it; None where it puts another value in its place."""
+        if operator == "+=":
+            return values
+        if before and values[: len(before)] == before:
+            return values[len(before) :]
+        if len(before) == len(values) == 1 and values[0].startswith(before[0]):
+            return [values[0][len(before[0]) :].strip()]
+        return None
+
+    def _in_two_ways(self, name: str, before: list[str], values: list[str], added: list[str] | None) -> list[str]:
+        """The value of a variable that a condition sets in two ways: options that it has in any case are known."""
+        self._tell_options(name, [*before, *values])
+        mark = f"${{{name}}}"
+        if added is None or name not in self.result.two_ways:
+            return [mark]
+        if mark in before or any(mark in value.split() for value in before):
+            return before
+        return [" ".join([*before, "--", mark])] if len(before) == 1 else [*before, "--", mark]
 
     def _note(self, change: Change, before: Sequence[str] | None, *, exports: bool) -> None:
         """Note that a variable is set: for the rest of the script, or for the command that it stands in front of."""
@@ -377,7 +338,7 @@ class _ScriptReader:
             if not isinstance(word, str):
                 yield from self._expand(word)
 
-    def _expand(self, word: list[_WordPart] | str, *, splits: bool = True) -> list[str]:
+    def _expand(self, word: list[WordPart] | str, *, splits: bool = True) -> list[str]:
         """Words that a word stands for: several where it is an array, or a variable without quotes."""
         words, is_empty = [""], False
         for part in word if isinstance(word, list) else []:
@@ -390,7 +351,7 @@ class _ScriptReader:
             words[-1] += values[0]
             words += values[1:]
         texts = [text.replace("\0", "$") for text in words]
-        stays = not is_empty and any(part.quoted for part in word if isinstance(part, _WordPart))
+        stays = not is_empty and any(part.quoted for part in word if isinstance(part, WordPart))
         return [text for text in texts if text or stays]
 
     def _values(self, literal: str) -> list[str]:
@@ -422,15 +383,6 @@ class _ScriptReader:
             return str(_number(ast.parse(text.strip(), mode="eval").body))
         except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
             return literal
-
-
-@dataclass(frozen=True)
-class _WordPart:
-    """A part of a word: text, or a reference to what stands elsewhere."""
-
-    literal: str
-    quoted: bool = False
-    variable: bool = False
 
 
 def _number(node: ast.expr) -> int:

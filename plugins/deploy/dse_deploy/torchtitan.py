@@ -1,0 +1,131 @@
+"""Configurations of torchtitan (TOML), by the names that settings of PyTorch have.
+
+Sections, keys and values by default are those of torchtitan/config/job_config.py and torchtitan/distributed
+(pytorch/torchtitan, 2025): its tensor parallelism splits tokens between layers, its looped pipelines have two stages on
+each rank, and a pipeline cuts the local batch into micro-batches.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dse.errors import ConfigError, Problem
+from dse_deploy.arguments import Values
+from studies.plan.plan_file import flattened
+
+_SECTIONS = ("parallelism", "training", "activation_checkpoint", "optimizer", "model", "job")
+_PLAIN: Mapping[str, str] = {
+    "parallelism.tensor_parallel_degree": "TENSOR_PARALLEL_DEGREE",
+    "parallelism.enable_async_tensor_parallel": "MICRO_PIPELINE_TP",
+    "parallelism.pipeline_parallel_degree": "PIPELINE_PARALLEL_DEGREE",
+    "parallelism.context_parallel_degree": "CONTEXT_PARALLEL_DEGREE",
+    "parallelism.expert_parallel_degree": "EXPERT_PARALLEL_DEGREE",
+    "training.mixed_precision_param": "MIXED_PRECISION_PARAM",
+    "optimizer.early_step_in_backward": "OPTIMIZER_IN_BACKWARD",
+}
+_REPLICATE, _SHARD = "parallelism.data_parallel_replicate_degree", "parallelism.data_parallel_shard_degree"
+_RESHARD, _SCHEDULE = "parallelism.fsdp_reshard_after_forward", "parallelism.pipeline_parallel_schedule"
+_AT_ONCE, _LOCAL, _GLOBAL = (
+    "parallelism.pipeline_parallel_microbatch_size",
+    "training.local_batch_size",
+    "training.global_batch_size",
+)
+_MODE, _OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
+_CONVERTERS = "model.converters"
+_READ = (*_PLAIN, _REPLICATE, _SHARD, _RESHARD, _SCHEDULE, _AT_ONCE, _LOCAL, _GLOBAL, _MODE, _OPTION, _CONVERTERS)
+_LOOPED = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+_RESHARDS: Mapping[str, bool] = {"always": True, "never": False}
+_EVERY_OTHER = "2"  # `selective_ac_option`: of two layers one is computed again
+_FORMATS: Mapping[str, str] = {"float8": "float8", "mx": "mx", "mxfp8": "mx"}
+_NO_TOML = "is no TOML"
+
+
+def is_torchtitan(text: str) -> bool:
+    """Tell whether a file of TOML has sections of torchtitan."""
+    try:
+        tree = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return False
+    return "parallelism" in tree or sum(name in tree for name in _SECTIONS) > 2
+
+
+def torchtitan_values(text: str) -> Values:
+    """Yield what a configuration says, by the names of settings of PyTorch; others by their own.
+
+    Raises ConfigError for a file that is none.
+    """
+    try:
+        tree = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError([Problem("settings", f"{_NO_TOML}: {error}")]) from None
+    if not is_torchtitan(text):
+        rule = "is TOML without the sections of torchtitan ([parallelism], [training])"
+        raise ConfigError([Problem("settings", rule, ", ".join(tree)[:80])])
+    values = {path: value for name, entries in tree.items() for path, value in flattened(name, entries)}
+    yield from ((_PLAIN[path], value) for path, value in values.items() if path in _PLAIN)
+    yield from _data_parallel(values)
+    yield from _pipeline(values)
+    yield from _batches(values)
+    yield from _rest(values)
+
+
+def _number(values: Mapping[str, Any], path: str, usual: int) -> int:
+    """A whole number at a path. Raises ConfigError for another value."""
+    value = values.get(path, usual)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError([Problem(f"settings.{path}", "is no whole number", value)])
+    return value
+
+
+def _stages(values: Mapping[str, Any]) -> int:
+    return _number(values, "parallelism.pipeline_parallel_degree", 1)
+
+
+def _data_parallel(values: Mapping[str, Any]) -> Values:
+    """Yield what replicas share, and how many there are where the file says it: -1 are all GPUs that are left."""
+    replicas, shards = _number(values, _REPLICATE, 1), _number(values, _SHARD, -1)
+    if shards == 1:
+        yield "DATA_PARALLEL", "DistributedDataParallel"
+    else:
+        yield "DATA_PARALLEL", "fully_shard"
+        yield "RESHARD_AFTER_FORWARD", _RESHARDS.get(str(values.get(_RESHARD, "default")), _stages(values) == 1)
+    if shards >= 1:
+        yield "DATA_PARALLEL_DEGREE", replicas * shards
+    if replicas > 1 and shards > 1:
+        yield "SHARD_DEGREE", shards
+    if _number(values, "parallelism.tensor_parallel_degree", 1) > 1:
+        yield "SEQUENCE_PARALLEL", True
+
+
+def _pipeline(values: Mapping[str, Any]) -> Values:
+    """Yield the schedule of a pipeline, if there is one."""
+    if _stages(values) > 1:
+        schedule = str(values.get(_SCHEDULE, "1F1B"))
+        yield "PIPELINE_SCHEDULE", schedule
+        if schedule in _LOOPED[:2]:
+            yield "VIRTUAL_STAGES", 2
+
+
+def _batches(values: Mapping[str, Any]) -> Values:
+    """Yield the sequences of a micro-batch, and how many there are of these, or of a step."""
+    local, whole = _number(values, _LOCAL, 0), _number(values, _GLOBAL, -1)
+    at_once = _number(values, _AT_ONCE, 1) if _stages(values) > 1 else local
+    if local > 0 and at_once > 0:
+        yield "LOCAL_BATCH_SIZE", at_once
+        if whole < 1 and local % at_once == 0:
+            yield "MICRO_BATCHES", local // at_once
+    if whole >= 1:
+        yield "GLOBAL_BATCH_SIZE", whole
+
+
+def _rest(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield recomputation, formats of products, and what no setting is."""
+    if _MODE in values:
+        mode, option = str(values[_MODE]), str(values.get(_OPTION, _EVERY_OTHER))
+        is_other = mode == "selective" and option != _EVERY_OTHER
+        yield "ACTIVATION_CHECKPOINT", f"{mode} by {option}" if is_other else mode
+    for converter in values.get(_CONVERTERS, ()):
+        yield "QUANTIZED_LINEAR", _FORMATS.get(str(converter).rpartition(".")[2], converter)
+    yield from ((path, value) for path, value in values.items() if path not in _READ)
