@@ -17,7 +17,7 @@ from dse.config.options import conf_dir
 from dse.errors import ConfigError, Problem
 from dse_traces import changes
 from dse_traces.contended import EXPECTED, Ran, contended
-from dse_traces.effects import LATER, RECORDED, Setting
+from dse_traces.effects import LATER, MANY, RECORDED, Setting
 from dse_traces.laws import Estimate, assumed_laws, learn_laws
 from dse_traces.profile import Profile
 from dse_traces.unknown import nothing_to_move
@@ -39,6 +39,7 @@ _FASTER_LINK = 2.0
 _COUNTS = 8  # numbers of SMs that all collectives of two micro-batches are tried with
 FUSED, HALVED = "kernels bound by memory fused with neighbours", "two micro-batches"
 """What-ifs of all kernels."""
+_MOSTLY = 0.5  # share of the time of collectives that they wait, from which on waiting is the cause
 _OFTEN = 0.5  # share of kernels that their launch held up, from which on the host is the cause
 
 
@@ -230,9 +231,13 @@ def _cause(what_ifs: WhatIfs, group: int, exposed: float) -> str:
     members = changes.members(model, group)
     if exposed < WORTH * what_ifs.recorded_s[EXPECTED]:
         return "hidden, or short"
-    if terms.machine_s and terms.mean_s > 2 * terms.machine_s:
-        times = terms.mean_s / terms.machine_s
-        return f"{times:,.0f} x as long as links of {model.laws.machine} need: late ranks, or a slower link"
+    total_s = terms.mean_s * len(members)
+    if terms.waited_s is not None and terms.waited_s > _MOSTLY * total_s:
+        return f"waits for late ranks for {100 * terms.waited_s / total_s:.0f} % of its time"
+    moves_s = terms.mean_s - (terms.waited_s or 0.0) / len(members)
+    if terms.machine_s and moves_s > MANY * terms.machine_s:
+        times, late = moves_s / terms.machine_s, "late ranks, or " if terms.waited_s is None else ""
+        return f"{times:,.0f} x as long as links of {model.laws.machine} need: {late}a slower link"
     launches = [member for member in members if np.isfinite(model.waits.launch_s[member])]
     ready = [model.waits.launch_s[member] + 2 * model.waits.launch_delay_s for member in launches]
     start = model.profile.start_s[launches]

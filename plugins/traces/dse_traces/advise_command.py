@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,16 +27,19 @@ from dse_traces.advice import Advice, GroupAdvice, advise, machine_of
 from dse_traces.contended import Ran
 from dse_traces.effects import Setting
 from dse_traces.import_command import drawn
-from dse_traces.kernel_classes import OPTION, read_patterns
+from dse_traces.kernel_classes import OPTION, Patterns, read_patterns
 from dse_traces.laws import CASES, Estimate
-from dse_traces.profile import classify
-from dse_traces.readers import read
+from dse_traces.profile import Profile, classify
+from dse_traces.readers import files_of, most_kernels, read_ranks
 from dse_traces.unknown import summary as unknown_summary
 from dse_traces.unknown import unknown_lines, unused_patterns
+from dse_traces.what_if import WORTH
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
+
+    from dse_traces.ranks import Ranks
 
 _SHOWN = 20  # groups in the table
 _GPUS = 4  # other ones that are named
@@ -43,26 +47,64 @@ _HOST_BOUND = 0.9  # share of the run that remains if no kernel takes any time
 
 
 def advise_profile(words: Sequence[str]) -> int:
-    """`profile advise <profile> [system=<machine>] [kernels=<file>] [out=<folder>]`: run the what-ifs of a profile, and
-    print and write advice.
+    """`profile advise <profile> [system=<machine>] [kernels=<file>] [out=<folder>]`: run the what-ifs of a profile, of
+    several ranks that of the one for which the others wait, and print and write advice.
     """
     from dse.results import report
 
     typed = [word if "=" in word or place else f"profile={word}" for place, word in enumerate(words)]
     options = pairs(typed, {"profile": ""}, optional=["system", "out", OPTION])
     patterns = read_patterns(options.get(OPTION, ""))
-    path = Path(options["profile"])
-    profile = classify(read(path), patterns)
+    paths = files_of(options["profile"])
+    profile, ranks = _advised(paths, patterns)
     advice = advise(profile, machine_of(profile, options.get("system", "")))
+    path = Path(options["profile"]) if Path(options["profile"]).exists() else paths[0]
     outputs = writable(options.get("out", f"outputs/advise/{path.name.partition('.')[0]}"))
     console = report.console()
-    for line in answer(advice):
+    for line in (*(late_lines(ranks) if ranks else ()), *answer(advice)):
         console.print(line, soft_wrap=True, highlight=False)
     for line in unused_patterns([profile], patterns):
         console.print(line, soft_wrap=True, highlight=False)
-    _write(advice, outputs)
+    _write(advice, outputs, ranks)
     console.print(f"written to {outputs.folder}/: advice.yaml, what_ifs.parquet, figures/*", soft_wrap=True)
     return 0
+
+
+def _advised(paths: Sequence[Path], patterns: Patterns) -> tuple[Profile, Ranks | None]:
+    """The profile that is advised on: of several ranks the one that the others wait for, with all of them.
+
+    None of these where they have no collective in common. Raises ConfigError.
+    """
+    from dse_traces.ranks import match
+    from dse_traces.ranks_command import read_files
+
+    if len(paths) == 1:
+        profiles, unread = list(read_ranks(paths[0])), list[str]()
+    else:
+        profiles, unread = read_files(paths)
+    profiles = [classify(profile, patterns) for profile in profiles]
+    ranks = replace(match(profiles), unread=unread) if profiles[1:] else None
+    if ranks is None or ranks.shared.empty:
+        return most_kernels(profiles), None
+    return ranks.profiles[ranks.slowest], ranks
+
+
+def late_lines(ranks: Ranks) -> Iterator[str]:
+    """Yield how long ranks wait for one another, and for which, before anything else is advised."""
+    table, by_rank, late = ranks.by_label(), ranks.by_rank(), ranks.slowest
+    transfer, longest = float(table["transfer_s"].sum()), float(by_rank["waited_s"].max())
+    count = f"{len(ranks.profiles)} ranks, {ranks.shared['collective'].nunique():,} collectives"
+    if ranks.assumed:
+        yield ranks.assumed
+    if longest > WORTH * max(profile.span_s for profile in ranks.profiles.values()):
+        last = f"rank {late} comes last {int(by_rank['last'].loc[late]):,} times"
+        waits = f"rank {int(str(by_rank['waited_s'].idxmax()))} waits for late ranks for {cell(longest, 's')}"
+        yield f"{count}: {last}, and {waits}, which no change of a collective gains; transfer takes {cell(transfer, 's')}"
+        yield f"make rank {late} as fast as the others first"
+    else:
+        yield f"{count}: no rank waits long for another one; transfer takes {cell(transfer, 's')}"
+    yield f"what follows is of rank {late}, which waits least"
+    yield from (f"dropped: a file that cannot be read: {problem}" for problem in ranks.unread)
 
 
 def answer(advice: Advice) -> Iterator[Table | str]:
@@ -226,7 +268,7 @@ def what_ifs(advice: Advice) -> pd.DataFrame:
     return pd.DataFrame(columns).astype({"sms": "float64"})
 
 
-def _write(advice: Advice, outputs: Outputs) -> None:
+def _write(advice: Advice, outputs: Outputs, ranks: Ranks | None = None) -> None:
     import pandas as pd
 
     from dse import plots
@@ -234,7 +276,8 @@ def _write(advice: Advice, outputs: Outputs) -> None:
     from dse.results.report import trace
 
     outputs.write_table("what_ifs", what_ifs(advice))
-    outputs.write_yaml("advice.yaml", summary(advice))
+    waiting = {} if ranks is None else {"slowest": ranks.slowest, "waited_s": ranks.by_rank()["waited_s"].to_dict()}
+    outputs.write_yaml("advice.yaml", {**summary(advice), **waiting})
     runs = {"before": advice.before, "after": advice.after}
     spans = [span for name, ran in runs.items() for span in _spans(name, ran)]
     outputs.write_text("figures/timeline.json", json.dumps(trace(spans, {})))

@@ -2,11 +2,14 @@
 
     SMs        T (1 - u + u r(s') / r(s)),    u = T_s / T the share of its time that SMs explain
     link       T (1 - v + v / k),    v in [T_m / T, t / T, 1]: what links of the machine explain, the fastest collective
-               of the group, all of it; the rest is waiting for late ranks, or a slower link
+               of the group, all of it; the rest is waiting for late ranks, or a slower link. Where t, too, is more than
+               twice T_m, T_m is expected; where other ranks tell the transfer, v is its share
     engines    as another link, at the rate of the copy engines; no SMs. Only for what adds nothing
     switch     as another link, by the costs of the machine's switch (`simulators.costs.collective`)
 
 A group that copy engines move already (copies between GPUs) holds no SM, so only its order and its link can change.
+
+No change of a collective gains more than what of its time is no waiting (`Terms.most_s`), and what it costs others.
 
 r: time of a byte on s SMs, T_s: of the payload so; T: recorded, alone; T_m: time on the machine; t: of the fastest. A
 payload that is not known leaves u in [0, 1/2, 1] and T_m = 0. All ranks are taken to change alike.
@@ -25,6 +28,7 @@ from numpy.typing import NDArray
 
 from dse_traces.contended import EXPECTED, Contended
 from dse_traces.machine import ProfiledMachine
+from dse_traces.profile import Marks
 from simulators.costs.collective import Pattern, collective_cost, machine_ring
 from simulators.hardware.network import Node
 
@@ -59,6 +63,8 @@ _ADDS = ("all_reduce", "reduce_scatter")
 _USUAL_BYTES = 64e6  # of a collective whose payload is not known, for ratios
 _SHARE_SPREAD = np.array([0.7, 1.0, 1.4])  # of the share of a time that SMs explain (assumed)
 _SHORTEST = 1e-3  # of its time that is left of a collective
+MANY = 2.0
+"""Times as long as links need, from which on a collective waits for late ranks, or a link is slower."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,8 @@ class Switched:
 class Terms:
     """What is known of a group of collectives. pattern: None if its name says none. moves, bound [3]: shares of its
     time that move data, and that SMs explain. machine_s: time on the links of the machine; 0: not known. engines: time
-    of a byte by copy engines over that by its SMs; None where they cannot carry it.
+    of a byte by copy engines over that by its SMs; None where they cannot carry it. most_s [3]: what changes of its
+    collectives can gain at most; waited_s: how long these wait for late ranks, None where other ranks were not read.
     """
 
     pattern: Pattern | None
@@ -111,6 +118,8 @@ class Terms:
     bound: Floats
     engines: float | None
     switch: Switched | None
+    most_s: Floats
+    waited_s: float | None
 
 
 @dataclass(frozen=True)
@@ -165,6 +174,15 @@ class Effects:
         machine_s = self._seconds(pattern, payload) if pattern and payload else 0.0
         least = min(1.0, machine_s / times.mean())
         fastest = times.min() / times.mean() if payload and len(times) > 2 else (1 + least) / 2
+        waited_s = self._waited_s(places)
+        moves = np.array([least, max(least, fastest), 1.0])
+        most = np.full(3, np.inf)
+        if waited_s is not None:
+            most = np.full(3, max(0.0, 1 - waited_s / self.model.profile.seconds[places].sum()))
+        elif machine_s and times.min() > MANY * machine_s:
+            moves[1] = least
+        if machine_s and times.mean() > MANY * machine_s and waited_s is None:
+            most = moves
         sms = float(self.model.group_sms[group])
         of_byte = float(self.model.laws.rate.seconds_per_byte(sms)) if sms else 0.0
         bound = np.minimum(_SHARE_SPREAD * payload * of_byte / times.mean(), 1.0)
@@ -173,11 +191,18 @@ class Effects:
             payload,
             float(times.mean()),
             machine_s,
-            np.array([least, max(least, fastest), 1.0]),
-            bound if payload or not sms else np.array([0.0, 0.5, 1.0]),
+            np.minimum(moves, most),
+            np.minimum(bound if payload or not sms else np.array([0.0, 0.5, 1.0]), most),
             self._engines(pattern, of_byte) if sms else None,
             self._switch(pattern, payload or _USUAL_BYTES) if sms else None,
+            most * float(times.sum()),
+            waited_s,
         )
+
+    def _waited_s(self, places: Marks) -> float | None:
+        """How long collectives wait for late ranks; None where none of them was matched with those of other ranks."""
+        waited = self.model.profile.kernels["waited_for_ranks_s"].to_numpy(float)[places]
+        return float(np.nansum(waited)) if np.isfinite(waited).any() else None
 
     def _seconds(self, pattern: Pattern, payload: float) -> float:
         ring = machine_ring(self.machine, self.node.num_gpus)

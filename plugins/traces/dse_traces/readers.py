@@ -84,7 +84,11 @@ def read(path: Path) -> Profile:
 
     Raises ConfigError for a file that cannot be read, or is no profile.
     """
-    profiles = read_ranks(path)
+    return most_kernels(read_ranks(path))
+
+
+def most_kernels(profiles: Sequence[Profile]) -> Profile:
+    """The profile of the GPU with most kernels; those of others are counted as dropped."""
     first = max(profiles, key=len)
     further = sum(map(len, profiles)) - len(first)
     return replace(first, dropped={**first.dropped, "kernels of other GPUs": further}) if further else first
@@ -145,10 +149,13 @@ def _head(path: Path) -> bytes:
 
 
 def files_of(text: str) -> list[Path]:
-    """The files that a folder, a pattern (`rank*.json.gz`) or a list (`a.json,b.json`) names, rank 2 before rank 10.
+    """The files that a folder, a pattern (`rank*.json.gz`) or a list (`a.json,b.json`, `[a.json,b.json]`) names, rank 2
+    before rank 10.
 
     Of a folder, those that have a reader. Raises ConfigError where there is none, or too many.
     """
+    if re.fullmatch(r"\[[^\[\]]*,[^\[\]]*\]", text) and not Path(text).exists():
+        text = text[1:-1]
     if is_imported(Path(text)):
         return [Path(text)]
     if Path(text).is_dir():

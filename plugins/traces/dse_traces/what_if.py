@@ -68,6 +68,7 @@ class WhatIfs:
 
     model: Contended
     _paces: dict[str, Pace] = field(default_factory=dict, compare=False, repr=False)
+    _bases_s: dict[Plan, Floats] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def effects(self) -> Effects:
@@ -80,7 +81,10 @@ class WhatIfs:
         return np.asarray(self.seconds([Plan()])[0])
 
     def seconds(self, plans: Sequence[Plan], advance: Callable[[int], None] = lambda count: None) -> Floats:
-        """Time of the run by plan and case of the laws [P, 3]. advance: is told how many plans have run."""
+        """Time of the run by plan and case of the laws [P, 3]. advance: is told how many plans have run.
+
+        No plan gains more than what its collectives do not wait for late ranks, and what they cost others.
+        """
         seconds = np.empty((len(plans), len(CASES)))
         for structure, places in self.by_structure(plans):
             model = self.model_of(plans[places[0]])
@@ -90,7 +94,42 @@ class WhatIfs:
                 numbers = self.numbers([plans[place] for place in part])
                 seconds[part] = model.makespans(structure, numbers).reshape(len(part), len(CASES))
                 advance(len(part))
-        return seconds
+        return np.maximum(seconds, self._least_s(plans))
+
+    def _least_s(self, plans: Sequence[Plan]) -> Floats:
+        """Time that a run keeps by plan and case of the laws [P, 3], as its collectives wait for late ranks."""
+        least = np.zeros((len(plans), len(CASES)))
+        every = range(len(self.model.names))
+        if not any(np.isfinite(terms.most_s).any() for terms in self.effects.terms):
+            return least
+        for place, plan in enumerate(plans):
+            groups = every if plan.micro_batches > 1 else [group for group, _ in plan.settings]
+            if groups:
+                most_s = sum((self.effects.terms[group].most_s for group in groups), np.zeros(len(CASES)))
+                kernels_alone = Plan(gpu=plan.gpu, fused=plan.fused)
+                least[place] = self._base_s(kernels_alone) - most_s - self.slowed_s
+        return least
+
+    @property
+    def kept_s(self) -> float:
+        """Time that no change of collectives gets the run below, where other ranks tell how long all of them wait."""
+        if any(terms.waited_s is None for terms in self.effects.terms):
+            return 0.0
+        most_s = sum(float(terms.most_s[EXPECTED]) for terms in self.effects.terms)
+        return float(self.recorded_s[EXPECTED] - self.slowed_s[EXPECTED]) - most_s
+
+    @cached_property
+    def slowed_s(self) -> Floats:
+        """What the run loses as its kernels are slower beside collectives, in each case of the laws [3]."""
+        recorded = self.numbers([Plan()])
+        alone = replace(recorded, taken=recorded.taken * 0, pull=recorded.pull * 0)
+        return np.asarray(np.maximum(self.recorded_s - self.model.makespans(self.model.structure, alone), 0.0))
+
+    def _base_s(self, plan: Plan) -> Floats:
+        """Time of the run with a change of its kernels alone, in each case of the laws [3]."""
+        if plan not in self._bases_s:
+            self._bases_s[plan] = np.asarray(self.seconds([plan])[0])
+        return self._bases_s[plan]
 
     def run(self, plan: Plan) -> Ran:
         """The run by a plan, as expected."""
@@ -261,8 +300,8 @@ def _promising(what_ifs: WhatIfs, tried: Tried, most: int = 24) -> list[tuple[in
 def lower_bound(what_ifs: WhatIfs, tried: Tried) -> float:
     """Time [s] below which no change of collectives in software gets the run.
 
-    The larger of two: all kernels, with collectives that begin early, take no time and slow nothing; and the time that
-    all collectives take on their links, each the shortest that was tried.
+    The largest of three: all kernels, with collectives that begin early, take no time and slow nothing; the time that
+    all collectives take on their links, each the shortest that was tried; and what is no transfer, where it is known.
     """
     model, recorded = what_ifs.model, what_ifs.model.numbers()
     nothing = replace(recorded, stretch=recorded.stretch * 1e-9, taken=recorded.taken * 0, pull=recorded.pull * 0)
@@ -276,7 +315,7 @@ def lower_bound(what_ifs: WhatIfs, tried: Tried) -> float:
             shortest[group] = min(shortest[group], what_ifs.effects.of(group, setting)[0][EXPECTED])
     collectives = model.group >= 0
     times = model.alone_s[EXPECTED, collectives] * shortest[model.group[collectives]]
-    return max(free, float(times.sum()) / model.at_once)
+    return max(free, float(times.sum()) / model.at_once, what_ifs.kept_s)
 
 
 def host_seconds(what_ifs: WhatIfs) -> float:

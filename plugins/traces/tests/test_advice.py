@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks.traces import made_training
 from dse.cli import main
@@ -20,7 +23,9 @@ from dse_traces.contended import EXPECTED, contended
 from dse_traces.effects import FIRST, LATER, Setting
 from dse_traces.laws import assumed_laws, learn_laws
 from dse_traces.profile import Profile, profile_of
+from dse_traces.ranks import match
 from dse_traces.what_if import Plan, WhatIfs, best_together, lower_bound, ordered, try_all
+from tests.support import drawn
 
 US = 1e-6
 GEMM, SUM = "sm90_xmma_gemm_bf16", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
@@ -212,6 +217,63 @@ def test_machines_are_taken_by_the_name_of_the_gpu() -> None:
 def test_a_profile_without_collectives_is_refused() -> None:
     with pytest.raises(ConfigError, match="has no collective"):
         advise(profile_of([kernel(GEMM, "7", 0, 100)], "made"), "h100_8")
+
+
+def late(late_us: float, *, own_us: float = 300, count: int = 6) -> list[Profile]:
+    """Two ranks, of which the second one comes late to each all-reduce of 2 MiB, which transfers for 30 us."""
+    profiles = []
+    for rank, later in enumerate((0.0, late_us)):
+        rows = []
+        for place in range(count):
+            start, end = place * (own_us + late_us + 40), place * (own_us + late_us + 40) + own_us + late_us + 30
+            rows.append(kernel(GEMM, "7", start, own_us + later, ctas=132))
+            arrives = start + own_us + later
+            more = {"collective": "allreduce", "group": "tp", "payload_bytes": 2.0**21, "ctas": 16}
+            rows.append(kernel(SUM, "20", arrives, end - arrives, **more))
+        profiles.append(replace(profile_of(rows, f"rank{rank}.json"), rank=rank))
+    return profiles
+
+
+@pytest.mark.slow
+@drawn(8)
+@given(st.integers(0, 2000))
+def test_no_change_of_a_collective_gains_what_is_waiting(late_us: int) -> None:
+    profiles = late(late_us)
+    ranks = match(profiles)
+    for rank in ranks.profiles:
+        advised = advise(ranks.profiles[rank], "h100_8")
+        slowed = float(advised.what_ifs.slowed_s.max())
+        gains = advised.what_ifs.recorded_s - advised.tried.seconds
+        assert gains.max() <= 6 * 30 * US + slowed + 1e-9
+        assert advised.bound_s >= advised.recorded_s - 6 * 30 * US - slowed - 1e-9
+
+
+@pytest.mark.slow
+def test_of_one_rank_alone_the_short_time_is_expected_and_the_long_one_the_upper_end() -> None:
+    alone = advise(late(400)[0], "h100_8")
+    terms = alone.what_ifs.effects.terms[0]
+    (group,) = alone.groups
+    assert group.cause.endswith("late ranks, or a slower link")
+    assert group.faster_link.value == pytest.approx(6 * terms.machine_s / 2, rel=1e-3)
+    assert group.faster_link.high == pytest.approx(6 * 430 * US / 2, rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["ranks", "[{0},{1}]", "{0},{1}", "ranks/rank*.csv"])
+def test_the_late_rank_is_named_before_any_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    (tmp_path / "ranks").mkdir()
+    monkeypatch.chdir(tmp_path)
+    paths = []
+    for rank, profile in enumerate(late(400)):
+        paths.append(table(tmp_path, profile).rename(tmp_path / "ranks" / f"rank{rank}.csv").relative_to(tmp_path))
+    assert main(["profile", "advise", f"profile={form.format(*paths)}", "system=h100_8", "out=advice"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    first = next(place for place, line in enumerate(lines) if "rank 1 comes last 6 times" in line)
+    assert "rank 0 waits for late ranks for 2.400 ms" in lines[first]
+    assert first < next(place for place, line in enumerate(lines) if "best together" in line)
+    assert yaml.safe_load((tmp_path / "advice" / "advice.yaml").read_text())["slowest"] == 1
 
 
 def table(folder: Path, profile: Profile) -> Path:
