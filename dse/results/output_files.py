@@ -33,6 +33,8 @@ _MOST_COLUMNS = 10_000
 _FREE_CELLS, _CELLS_PER_BYTE = 10_000_000, 16  # cells of a table: some, and more in a longer file (keys are hashes)
 _FREE_TEXT, _TEXT_PER_BYTE = 1 << 29, 64  # bytes of text that is read from a table, likewise
 _CODECS = ("SNAPPY", "UNCOMPRESSED")  # the ones that are written; others make a gigabyte of a kilobyte
+_FOREIGN_CODECS = (*_CODECS, "ZSTD", "GZIP", "BROTLI", "LZ4", "LZ4_RAW")  # of tables whose pages are looked at before
+_MOST_UNPACKED = 1 << 29  # bytes of all pages of such a table
 _WAY = "run the study again: what is stored is not evaluated again, and the folder is written anew"
 
 
@@ -175,9 +177,13 @@ class ParquetTable:
 
 
 @contextmanager
-def table(path: Path) -> Iterator[ParquetTable]:
-    """A Parquet table that may be read. Raises ConfigError for one that is damaged or a bomb."""
+def table(path: Path, *, foreign: bool = False) -> Iterator[ParquetTable]:
+    """A Parquet table that may be read. foreign: another program wrote it, packed in any way. Raises ConfigError for
+    one that is damaged or a bomb.
+    """
     import pyarrow.parquet as pq
+
+    from dse.results.parquet_pages import unpacked_bytes
 
     with open_untrusted(path) as handle:
         size = os.fstat(handle.fileno()).st_size
@@ -187,7 +193,9 @@ def table(path: Path) -> Iterator[ParquetTable]:
             first = pq.ParquetFile(handle, thrift_container_size_limit=MOST_VALUES, pre_buffer=False)
             _check_rows(path, first.metadata, size)
             _open_columns(first)
-            _check_columns(path, first.metadata)
+            _check_columns(path, first.metadata, _FOREIGN_CODECS if foreign else _CODECS)
+            if foreign and unpacked_bytes(handle, first.metadata) > _MOST_UNPACKED:
+                raise file_error(path, f"takes over {_MOST_UNPACKED:,} bytes once it is unpacked")
             schema = first.schema_arrow
             kinds = {name: _kinds(schema.field(name).type) for name in schema.names}
             texts = [name for name in kinds if "text" in kinds[name]]
@@ -234,13 +242,13 @@ def _open_columns(file: Any) -> None:
         next(no_rows, None)
 
 
-def _check_columns(path: Path, metadata: Any) -> None:
-    """Check that the columns of a table are packed as ours are, and as long as their rows say."""
+def _check_columns(path: Path, metadata: Any, codecs: Sequence[str]) -> None:
+    """Check that the columns of a table are packed by one of some codecs, and as long as their rows say."""
     for group in (metadata.row_group(number) for number in range(metadata.num_row_groups)):
         for number in range(metadata.num_columns):
             chunk = group.column(number)
-            if chunk.compression not in _CODECS:
-                raise file_error(path, f"is compressed by {chunk.compression}, and only {', '.join(_CODECS)} is read")
+            if chunk.compression not in codecs:
+                raise file_error(path, f"is compressed by {chunk.compression}, and only {', '.join(codecs)} is read")
             if chunk.num_values != group.num_rows:
                 raise file_error(path, f"contradicts itself on the length of {chunk.path_in_schema}")
 

@@ -65,6 +65,8 @@ def open_table(path: Path) -> CsvTable:
     """A table in a layout of `calibrate`, from what another program wrote. Raises ConfigError."""
     with open_plain_file(path, "data") as file:
         head = file.read(_HEAD_BYTES)
+    if head.startswith(b"version https://git-lfs"):
+        raise _refuse(path.name, "is a pointer of Git LFS in place of the file", "fetch the file: git lfs pull")
     if head.startswith(b"PAR1"):
         return _translate(_parquet(path), path)
     text = head.decode("utf-8-sig", errors="replace")
@@ -102,13 +104,21 @@ def _refuse(where: str, rule: str, way_out: str, value: object = None) -> Config
 
 def _parquet(path: Path) -> CsvTable:
     """The rows of a Parquet table as text."""
-    with parquet_table(path) as source:
-        if source.num_rows > _MOST_ROWS:
-            raise _refuse(path.name, f"has over {_MOST_ROWS} rows", "leave some out")
-        columns = [[_cell(value) for value in column.to_pylist()] for column in source.whole().columns]
-        names = source.names
+    try:
+        with parquet_table(path, foreign=True) as source:
+            is_long = source.num_rows > _MOST_ROWS
+            read_columns = [] if is_long else source.whole().columns
+            columns = [[_cell(value) for value in column.to_pylist()] for column in read_columns]
+            names = source.names
+    except ConfigError as error:  # which advises on tables of results
+        raise ConfigError([replace(problem, way_out=_WRITE_AGAIN) for problem in error.problems]) from None
+    if is_long:
+        raise _refuse(path.name, f"has over {_MOST_ROWS} rows", "leave some out")
     rows = enumerate(zip(*columns, strict=True), 1)
     return CsvTable(names, 1, tuple((line, dict(zip(names, cells, strict=True))) for line, cells in rows))
+
+
+_WRITE_AGAIN = "download it again, or write what you need of it as a CSV"
 
 
 def _cell(value: object) -> str:
