@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from io import BufferedReader, StringIO
 from itertools import islice
 from pathlib import Path
@@ -34,6 +35,8 @@ _KINDS = {
 _PLAIN = "name a plain file"
 _READ_BYTES = 1 << 20
 _HEAD_BYTES = 1 << 16
+_MARKS = {";": "semicolons", "\t": "tabs"}
+_ONE_WORD = 0.75  # likeness from which on two words are one that is misspelt
 
 
 def irregular(path: Path, most: int = MOST_BYTES) -> str:
@@ -176,15 +179,31 @@ def check_columns(check: Problems, columns: Sequence[str], needed: Sequence[str]
     """Note columns that a table needs and does not have, and those that it names twice."""
     missing = [name for name in needed if name not in columns]
     if missing:
-        near = [(nearest(name, columns), name) for name in missing]
+        others = [column for column in columns if column not in needed]
+        near = [(nearest(name, [other for other in others if _is_misspelt(other, name)]), name) for name in missing]
         way = "; ".join(f"rename `{old}`: {name}" for old, name in near if old)
         if not any(columns) or all(re.fullmatch(r"[\d.]*", name) for name in columns):
             way = f"its first line names the columns: {','.join(needed)}"
-        elif len(columns) == 1 and re.search(r"[;\t]| \w", columns[0]):
-            way = "separate columns by commas"
+        elif len(columns) == 1 and (mark := re.search(r"[;\t]| \w", columns[0])):
+            way = f"separate columns by commas, not {_MARKS.get(mark[0], 'blanks')}"
         check.add(where, f"has no column {', '.join(missing)}", way_out=way or known_here(columns))
     for name in repeated(columns):
         check.add(where, "names a column twice", value=name, way_out="remove one of them")
+
+
+def _is_misspelt(column: str, name: str) -> bool:
+    """Tell whether a column is one of this name, written differently: another word is another meaning.
+
+    >>> _is_misspelt("Input Token", "input_tokens"), _is_misspelt("Total tokens", "output_tokens")
+    (True, False)
+    """
+    apart = (re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text) for text in (column, name))
+    words, wanted = (re.findall(r"[a-z]+|\d+", text.lower()) for text in apart)
+    return len(words) == len(wanted) and all(map(_is_one_word, words, wanted))
+
+
+def _is_one_word(one: str, other: str) -> bool:
+    return one == other or SequenceMatcher(None, one, other).ratio() >= _ONE_WORD
 
 
 @contextmanager

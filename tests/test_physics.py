@@ -602,7 +602,10 @@ REFUSED_FILES: dict[str, tuple[str, list[str]]] = {
     ),
     "a surplus cell": ("name,m,n,k\na,1,2,3,4\n", ["shapes.csv, line 2: has 5 cells for 4 columns"]),
     "a column given twice": ("name,m,n,k,m\na,1,2,3,4\n", ["shapes.csv", "m"]),
-    "another separator": ("name;m;n;k\na;1;2;3\n", ["has no column m, n, k (separate columns by commas)"]),
+    "another separator": (
+        "name;m;n;k\na;1;2;3\n",
+        ["no column m, n, k (separate columns by commas, not semicolons)"],
+    ),
     "a huge cell": (f"name,m,n,k\n{'a' * 140_000},1,2,3\n", ["shapes.csv"]),
     "faults after a blank line": ("name,m,n,k\n\na,1,-2,3\n", ["shapes.csv, line 3.n = -2"]),
     "several faults": ("name,m,n,k\na,1,-2,3\nb,1,2,x\n", ["shapes.csv, line 2.n = -2", "shapes.csv, line 3.k = 'x'"]),

@@ -3,8 +3,9 @@
 Arrivals of gamma gaps have a coefficient of variation of their own (1: Poisson); bursts come in groups at one instant.
 Lengths are fixed, uniform between a share of the length and the length, or lognormal with that median. Traces of users
 are CSV files: `arrival_s,input_tokens,output_tokens` with an optional `cached_tokens`, or the public formats of Azure's
-LLM inference traces (`TIMESTAMP,ContextTokens,GeneratedTokens`) and of Mooncake (JSON lines with `timestamp` in ms,
-`input_length`, `output_length`, `hash_ids` of blocks of 512 tokens). Tokens of `cached_tokens` are always there, or,
+LLM inference traces (`TIMESTAMP,ContextTokens,GeneratedTokens`), of BurstGPT (`Timestamp` in seconds, `Request tokens`,
+`Response tokens`, whose sum is `Total tokens`) and of Mooncake (JSON lines with `timestamp` in ms, `input_length`,
+`output_length`, `hash_ids` of blocks of 512 tokens). Tokens of `cached_tokens` are always there, or,
 with a column `prefix_id`, where the engine has those of an earlier request with the same one, as blocks of Mooncake.
 """
 
@@ -34,6 +35,8 @@ Floats = NDArray[np.float64]
 Tokens = Annotated[Integer, Field(ge=1, le=2**24)]
 _OWN = ("arrival_s", "input_tokens", "output_tokens")
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
+_PUBLIC = (_AZURE, _BURSTGPT)
 _HASHED = 512  # tokens of a block of Mooncake's traces
 _UNIT = 64  # tokens of a block of other prompts: pages of software divide it
 _MOST = 2**31  # bytes of a trace
@@ -276,7 +279,8 @@ def _read(path: Path) -> Traffic:
             check.add(f"{path.name}, line {after.line}", rule, way_out="sort the trace by arrival")
     for row in rows:
         if min(row.input, row.output) < 1:
-            check.add(f"{path.name}, line {row.line}", "has a request without tokens", value=min(row.input, row.output))
+            where, way = f"{path.name}, line {row.line}", "leave out requests that failed, whose output is 0"
+            check.add(where, "has a request without tokens", value=min(row.input, row.output), way_out=way)
     check.done(path.name)
     inputs, outputs, cached = (
         np.array([getattr(row, name) for row in rows], np.int64) for name in ("input", "output", "cached")
@@ -303,8 +307,8 @@ def _blocks(rows: Sequence[_Row], tokens: Integers) -> PromptBlocks:
 
 def _table(path: Path) -> Iterator[_Row]:
     """Yield the requests of a CSV."""
-    names = _AZURE if _is_azure(path) else _OWN
-    table = read_csv(path, "traffic.trace", needed=names, most=_MOST)
+    names = _names_of(path)
+    table = read_csv(path, "traffic.trace", needed=names, most=_MOST, way_out=_WAY)
     check = Problems()
     for line, cells in table.rows:
         try:
@@ -319,8 +323,15 @@ def _table(path: Path) -> Iterator[_Row]:
     check.done(path.name)
 
 
-def _is_azure(path: Path) -> bool:
-    return _AZURE[0] in csv_columns(path, "traffic.trace")
+def _names_of(path: Path) -> tuple[str, str, str]:
+    """Columns of arrivals, prompts and outputs: those of a public format that the file has, else our own."""
+    columns = set(csv_columns(path, "traffic.trace"))
+    whole = (names for names in _PUBLIC if columns >= set(names))
+    own = _OWN if columns & set(_OWN) else next((names for names in _PUBLIC if names[0] in columns), _OWN)
+    return next(whole, own)
+
+
+_WAY = "name a CSV with arrival_s,input_tokens,output_tokens, or a trace of Azure, BurstGPT or Mooncake"
 
 
 def _stamp(text: str) -> float:

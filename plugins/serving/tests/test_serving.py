@@ -84,11 +84,15 @@ def test_lengths_are_those_of_their_kind_and_seeds_repeat_them() -> None:
     assert np.mean(mixed.inputs == 10) == pytest.approx(0.75, abs=0.02)
 
 
-def test_traces_of_three_formats_are_the_same_requests(tmp_path: Path) -> None:
+def test_traces_of_all_formats_are_the_same_requests(tmp_path: Path) -> None:
     texts = {
         "own.csv": "arrival_s,input_tokens,output_tokens,cached_tokens\n5,600,3,0\n5.5,1100,4,1024\n",
         "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.1000000,600,3\n"
         "2023-11-16 18:15:46.6,1100,4\n",
+        "burstgpt.csv": "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "5,ChatGPT,600,3,603,API log\n5.5,GPT-4,1100,4,1104,API log\n",
+        "burstgpt_2.csv": "Timestamp,Session ID,Elapsed time,Request tokens,Response tokens,Total tokens\n"
+        "5,a,9,600,3,603\n5.5,a,9,1100,4,1104\n",
         "mooncake.jsonl": '{"timestamp": 100, "input_length": 600, "output_length": 3, "hash_ids": [1, 2]}\n'
         '{"timestamp": 600, "input_length": 1100, "output_length": 4, "hash_ids": [1, 2, 3]}\n',
     }
@@ -164,6 +168,10 @@ def test_the_busiest_part_of_a_trace_keeps_its_blocks() -> None:
         ("a.csv", "arrival_s,input_tokens,output_tokens\nnan,3,4\n", "line 2.*is no request"),
         ("a.csv", "arrival_s,input_tokens,output_tokens\n", "holds no requests"),
         ("a.csv", "when,input_tokens,output_tokens\n1,2,3\n", "no column arrival_s"),
+        ("a.csv", "Timestamp,Request tokens,Total tokens\n1,2,3\n", "no column Response tokens .known here: Timestamp"),
+        ("a.csv", "Timestamp,Request tokens,Response tokens\n1,2,0\n", "without tokens.*requests that failed"),
+        ("a.csv", "arrival_s,input_tokens,total_tokens\n1,2,3\n", "no column output_tokens .known here"),
+        ("a.csv", "arrival_s;input_tokens;output_tokens\n1;2;3\n", "by commas, not semicolons"),
         ("a.jsonl", '{"timestamp": 1}\n', "Mooncake"),
         ("absent.csv", None, "absent"),
     ],
