@@ -26,7 +26,7 @@ import yaml
 from pydantic import Field
 
 from dse import plugins
-from dse.errors import ConfigError, Problems
+from dse.errors import ConfigError, Problem, Problems
 from dse.errors.parsing import parse_yaml
 from dse.files import read_text
 from dse.values import Frozen
@@ -87,9 +87,24 @@ def read_schedule(path: Path, node: Node | None = None, pattern: str | None = No
     if text.lstrip().startswith("<"):
         return _proven(schedule_of_xml(text, path.name), path.name)
     tree = _tree(text)
+    if rule := _foreign(tree):
+        way = "name an XML of MSCCL, or the YAML of a schedule that `dse machine collective` writes"
+        raise ConfigError([Problem("schedule", rule, str(path), way)])
     if isinstance(tree, dict) and "steps" in tree:
         return _schedule_of_steps(tree, node, pattern)
     return _proven(_schedule_of_tree(tree), path.name)
+
+
+def _foreign(tree: Any) -> str:
+    """What a file of another program is, which is not read; "" for a schedule."""
+    gpus = tree.get("gpus") if isinstance(tree, dict) else None
+    if isinstance(gpus, list) and any(isinstance(gpu, dict) and _MSCCLPP & set(gpu) for gpu in gpus):
+        return "is an execution plan of MSCCL++, which is not read"
+    return ""
+
+
+_MSCCLPP = {"threadblocks", "input_chunks", "output_chunks", "scratch_chunks", "inputChunks", "outputChunks"}
+"""Keys of a GPU of an execution plan of MSCCL++ (microsoft/mscclpp, test/execution-files)."""
 
 
 def _proven(schedule: CollectiveSchedule, source: str) -> CollectiveSchedule:

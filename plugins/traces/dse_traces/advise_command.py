@@ -97,9 +97,9 @@ def late_lines(ranks: Ranks) -> Iterator[str]:
     if ranks.assumed:
         yield ranks.assumed
     if longest > WORTH * max(profile.span_s for profile in ranks.profiles.values()):
-        last = f"rank {late} comes last {int(by_rank['last'].loc[late]):,} times"
+        last, moves = f"rank {late} comes last {int(by_rank['last'].loc[late]):,} times", cell(transfer, "s")
         waits = f"rank {int(str(by_rank['waited_s'].idxmax()))} waits for late ranks for {cell(longest, 's')}"
-        yield f"{count}: {last}, and {waits}, which no change of a collective gains; transfer takes {cell(transfer, 's')}"
+        yield f"{count}: {last}, and {waits}, which no change of a collective gains; transfer takes {moves}"
         yield f"make rank {late} as fast as the others first"
     else:
         yield f"{count}: no rank waits long for another one; transfer takes {cell(transfer, 's')}"

@@ -11,6 +11,7 @@ from dse.errors import ConfigError, Problem
 from dse_chakra.packed import DAMAGED, open_packed, packer_of
 from dse_traces.chrome import read_chrome
 from dse_traces.databases import SQLITE
+from dse_traces.foreign import foreign_problem
 from dse_traces.imported import is_imported, read_imported
 from dse_traces.kernel_table import read_tables
 from dse_traces.nsys import read_database
@@ -102,7 +103,12 @@ def read_ranks(path: Path) -> Sequence[Profile]:
     if is_imported(path):
         return read_imported(path)
     reader = _reader(path)
-    profiles = reader(path)
+    try:
+        profiles = reader(path)
+    except ConfigError:
+        if problem := foreign_problem(path):
+            raise ConfigError([problem]) from None
+        raise
     if reader not in _ON_ONE_CLOCK or not profiles[1:]:
         return profiles
     return [replace(profile, clock=str(path)) for profile in profiles]

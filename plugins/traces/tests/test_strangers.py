@@ -451,3 +451,27 @@ def test_kernels_hours_away_from_most_are_dropped_and_counted(starts: list[float
     assert len(profile) == len(starts)
     assert sum(profile.dropped.values()) == 1
     assert profile.span_s == pytest.approx(max(starts) - min(starts) + 0.5, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind"),
+    [
+        ("a.json", '[{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "Ascend Hardware"}}]', "Ascend"),
+        ("a.csv", "Op Name,OP Type,Task Type,Task Duration(us)\nMatMul,MatMul,AI_CORE,10\n", "Ascend"),
+        ("a.json", '[{"name": "Send", "cat": "P2P_API", "ph": "b", "ts": 1.0}]', "NCCL's profiler plug-in"),
+        ("a.json", '{"name": "x", "gpus": [{"id": 0, "threadblocks": []}]}', "MSCCL"),
+        ("a.json", '{"traceEvents": [{"ph": "M", "name": "process_name", "args": {"name": "/device:TPU:0"}}]}', "TPU"),
+        (
+            "a.json",
+            '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 2}]}',
+            "no kernel",
+        ),
+    ],
+)
+def test_a_record_of_another_machine_is_named_with_advice_of_its_own(
+    tmp_path: Path, name: str, text: str, kind: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=kind) as refused:
+        read(tmp_path / name)
+    assert ("ProfilerActivity" in str(refused.value)) == (kind == "no kernel")
