@@ -23,16 +23,28 @@ from dse.errors import ConfigError, Problem
 from dse.errors.parsing import parse_json
 from dse.files import read_text
 from dse_hub import DATA
+from dse_hub.parameters import hub_keys, is_parameters
 from dse_hub.quantised import Unread, stored_tree
 from dse_hub.rules import UnfitValue, evaluate, names_in
-from dse_hub.types import HubType, hub_type, readable_types
+from dse_hub.types import HubType, hub_type, readable_types, refused_types
 
+_MOST_INSIDE = 2  # text parts inside of one another, as of a thinker
 _MISSPELT, _LONGEST_TYPE = 2, 60  # letters
 _MOST_LAYERS = 10_000
 _MOST_SECONDS = 10.0  # of CPU time, for the formats of all modules
 _LARGEST = 2**31
 _TEXT = ("text_config", "llm_config", "language_config", "thinker_config")
-_SENSES = ("vision_config", "audio_config", "vision_tower", "visual", "vit_config", "speech_config")
+_SENSES = (
+    "talker_config",
+    "code2wav_config",
+    "vision_encoder",
+    "vision_config",
+    "audio_config",
+    "vision_tower",
+    "visual",
+    "vit_config",
+    "speech_config",
+)
 _MOE = ("experts", "per_token", "expert_ffn", "shared", "shared_ffn", "groups", "groups_per_token", "expert_hidden")
 _NAMES_OF_EXPERTS = {"per_token": "experts_per_token", "shared": "shared_experts"}
 _LATENT = ("q_rank", "kv_rank", "rope_dim", "nope_dim", "value_dim")
@@ -136,6 +148,9 @@ def hub_tree(path: Path) -> dict[str, Any]:
     """Tree of a model from its `config.json`. Raises ConfigError with file, key and way out of every problem."""
     keys = _keys_of(path)
     kind, senses = keys.get("model_type"), [key for key in _SENSES if keys.get(key)]
+    if what := refused_types().get(str(kind)):
+        rule, way = f"is of {what}, which is not read", _instead(None)
+        raise ConfigError([Problem(f"{path}: model_type", rule, kind, way)])
     if kind not in readable_types():
         raise ConfigError([Problem(f"{path}: model_type", "is no type of model that is read", kind, _instead(kind))])
     file = HubFile(path, keys, hub_type(str(kind)))
@@ -147,7 +162,7 @@ def hub_tree(path: Path) -> dict[str, Any]:
             file.note("model_type", f"{kind} needs other values: {error}", kind, "correct them, or write a YAML file")
     if file.problems:
         raise ConfigError(file.problems)
-    unread = [f"{path}: {key}" for key in file.unread]
+    unread = [f"{path}: {key}" for key in file.unread if key not in senses]
     unread += [f"{path}: {key} (a part that is no text is left out)" for key in senses]
     return tree | ({"unread": unread} if unread else {})
 
@@ -182,13 +197,18 @@ def letters_apart(name: str, other: str) -> int:
 def _keys_of(path: Path) -> Mapping[str, Any]:
     """Keys of a file; of a model that also sees, those of its text part, and those around it."""
     keys = _json(path)
-    for name in _TEXT:
-        inner = keys.get(name)
-        if isinstance(inner, dict):
-            around = {key: value for key, value in keys.items() if key not in (name, "architectures")}
-            merged = {**around, **{key: value for key, value in inner.items() if key != "_name_or_path"}}
-            merged["model_type"] = _text_type(keys.get("model_type"), inner)
-            return merged
+    if is_parameters(keys):
+        return hub_keys(path, keys)
+    if str(keys.get("model_type")) in refused_types():
+        return keys
+    for _ in range(_MOST_INSIDE):
+        name = next((name for name in _TEXT if isinstance(keys.get(name), dict)), None)
+        if name is None:
+            break
+        inner = keys[name]
+        around = {key: value for key, value in keys.items() if key not in (name, "architectures")}
+        merged = {**around, **{key: value for key, value in inner.items() if key != "_name_or_path"}}
+        keys = merged | {"model_type": _text_type(keys.get("model_type"), inner)}
     return keys
 
 

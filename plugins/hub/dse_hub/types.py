@@ -60,3 +60,10 @@ _RULES = ("gated", "rotary", "causal", "tied", "out_gate", "sinks", "mixer", "fe
 def readable_types() -> tuple[str, ...]:
     """Values of `model_type` that are read."""
     return tuple(name for name in _table("hub_types")["types"] if hub_type(name).readable)
+
+
+@functools.cache
+def refused_types() -> Mapping[str, str]:
+    """Values of `model_type` that are not read, and what their layers are made of that no row of the table can say."""
+    refused: Mapping[str, str] = _table("hub_types")["refused"]
+    return refused
