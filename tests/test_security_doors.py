@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from dse.cli import main
 from dse.config.compose import request
 from dse.errors import ConfigError, Problem
-from dse.errors.parsing import parse_json, parse_yaml
+from dse.errors.parsing import parse_json, parse_yaml, whole_number
 from dse.errors.terminal import Terminal
-from dse.errors.texts import CLOSED_PIPE, hidden, printable, redact, secrets_known
+from dse.errors.texts import CLOSED_PIPE, ambiguous, hidden, printable, redact, secrets_known
 from tests.support import REPOSITORY, drawn, syntax
 
 QUIET = ["study=ficco_sweep", "tracking=none", "fidelity=none", "figures=none"]
@@ -158,6 +158,40 @@ def test_consoles_come_from_one_door() -> None:
             if any(isinstance(name, ast.Name) and name.id in ("Console", "Terminal") for name in used):
                 makers.add(str(path.relative_to(REPOSITORY)))
     assert makers == {"dse/errors/terminal.py", "dse/results/run_folder.py"}
+
+
+# numbers and addresses
+
+
+@pytest.mark.parametrize(
+    ("word", "rule"),
+    [
+        ("store.url=postgresql://a@localhost:abc/x", "has a port that is no number"),
+        ("store.url=postgresql://a:b@localhost:99999/x", "has a port that is no number"),
+        ("tracking.uri=http://localhost:65536", "has a port that is no number"),
+        ("tracking.optuna=postgresql://localhost:5x/x", "has a port that is no number"),
+        ("system.gpu.dma.bytes_per_s=1e-400 kB/s", "is beyond the numbers"),
+        ("system.gpu.dma.bytes_per_s=1e400 kB/s", "is beyond the numbers"),
+        (f"system.gpu.dma.bytes_per_s=1e{'9' * 30} kB/s", "is beyond the numbers"),
+    ],
+)
+def test_addresses_and_numbers_that_no_computer_has_are_refused(word: str, rule: str) -> None:
+    code, text = said(["run", "ficco_sweep", word])
+    assert (code, rule in text) == (2, True), text
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["postgresql://me:pa/ss@h:5432/x", "postgresql://u@[::1]/x", "databricks://a:b", "sqlite:///a:b.db", "http://h"],
+)
+def test_addresses_of_other_kinds_are_taken(url: str) -> None:
+    assert ambiguous(url) == ""
+
+
+@given(text=st.one_of(st.text(), st.integers().map(str), st.sampled_from(["9" * 5000, "²", "٣", " 1", "1_0"])))
+def test_a_whole_number_is_one_that_python_reads_soon(text: str) -> None:
+    number = whole_number(text)
+    assert number is None or (str(number) == (text.lstrip("0") or "0") and number < 10**18)
 
 
 # YAML and JSON

@@ -22,13 +22,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Connection, Table, func, select
 
-from dse.backend import Batch, Result, Results
+from dse.backend import STATUSES, Batch, Result, Results
 from dse.cli import main
 from dse.store.contract import Context, Fresh, key_bytes
 from dse.store.database import StoreError
 from dse.store.fronts import front
 from dse.store.owner import Owner, me
-from dse.store.result_rows import fits
+from dse.store.result_rows import checksum, fits
 from dse.store.result_store import Store, leases, owners, quarantine, results
 from dse.store.session import Hold, StoreSession
 from dse.values import Keys, content_keys
@@ -227,6 +227,13 @@ def test_a_row_that_was_changed_anywhere_does_not_fit(column: int, place: int, b
         value[column] = data.decode("utf-8", "surrogateescape") if isinstance(cell, str) else bytes(data)
     assert fits(row)
     assert not fits(value)
+
+
+@pytest.mark.parametrize("status", [-1, len(STATUSES), 300])
+def test_a_row_of_an_unknown_status_does_not_fit_even_with_its_checksum(status: int) -> None:
+    (row,) = _rows_in_memory()
+    changed = [*row[:3], status, *row[4:-1]]
+    assert not fits((*changed, checksum(changed)))
 
 
 def _rows_in_memory() -> list[tuple[Any, ...]]:

@@ -32,6 +32,7 @@ from dse.analysis.perturbation import (
 )
 from dse.analysis.standings import ScenarioStanding, draw_factors, option_text, standings
 from dse.errors import ConfigError, Problem, pairs
+from dse.errors.parsing import whole_number
 from dse.errors.terminal import bar
 from dse.results import output_files
 from dse.results.decisions import DRAWN_TIMES, Drawing
@@ -76,9 +77,10 @@ class RobustnessQuestion:
 
 def _number(arguments: Mapping[str, str], name: str, ends: tuple[int, int]) -> int:
     low, high = ends
-    if not arguments[name].isdigit() or not low <= int(arguments[name]) <= high:
+    number = whole_number(arguments[name])
+    if number is None or not low <= number <= high:
         raise ConfigError([Problem(name, f"must be a whole number from {low} to {high}", arguments[name])])
-    return int(arguments[name])
+    return number
 
 
 def uncertain_constants(typed: str, study: Mapping[str, float]) -> dict[str, float]:

@@ -25,6 +25,7 @@ _STANDARD = "tag:yaml.org,2002:"
 _PLAIN = re.compile(rf"!$|{re.escape(_STANDARD)}(?!python/)")  # tags of Python's objects run code
 _LONG = re.compile(r"[-+.0-9][-+.:_0-9a-fA-Fx]{400,}")
 _LONG_IN_JSON = re.compile(r"[-+.0-9eE]{400}")
+_DIGITS = re.compile(r"[0-9]{1,18}")
 _GARBLED = re.compile("[\0\ud800-\udfff]")
 _WAY_OUT = "write plain text there"
 _NOT_YAML = (
@@ -45,6 +46,15 @@ def parse_yaml(text: str, where: str) -> Any:
         raise ConfigError([_syntax_problem(error, where)]) from None
     except _NOT_YAML as error:
         raise ConfigError([Problem(where, f"is not YAML: {_reason(error)}")]) from None
+
+
+def whole_number(text: str) -> int | None:
+    """A whole number from 0 that a text writes in at most 18 digits, or None: Python itself refuses some thousands.
+
+    >>> whole_number("12"), whole_number("-1"), whole_number("9" * 5000)
+    (12, None, None)
+    """
+    return int(text) if _DIGITS.fullmatch(text) else None
 
 
 def load(text: str, where: str, loader: Any = LOADER) -> Any:

@@ -34,6 +34,7 @@ _MAY_BE_NAMED = re.compile(r"(?i)passw|passphrase|secret|credential|key|token|pw
 _START = re.compile(r"(?<![A-Za-z0-9+_.-])[A-Za-z][A-Za-z0-9+_.-]{0,40}:/{2,3}(?=[^/\s])")
 _END = re.compile(r"""[\s"'<>`]|$""")
 _AUTHORITY = re.compile(r"([^/@:?#]*):(.*)@", re.DOTALL)
+_WITH_PORT = re.compile(r"(https?|postgresql|mysql|mssql|tcp|tls)(\+\w+)?://")
 _QUERY = re.compile(rf"(?is)([?&;#]\s{{0,8}}[\w.-]{{0,80}}?{_NAMED}\s{{0,8}}=)(.*?)(?=[&;][\w.-]{{1,80}}=|$)")
 _PAIR = re.compile(
     rf"""(?i)((?<![\w?&;#])["']?[\w.-]{{0,80}}?(?:{_SECRETS}|(?:{_TOKENS})(?=["']?\s{{0,8}}[=:]\s{{0,8}}["']?[^\s"']{{8}}))"""
@@ -122,9 +123,16 @@ def _is_secret(name: object, value: object) -> bool:
 
 
 def ambiguous(url: str) -> str:
-    """The rule that a URL breaks whose password holds a sign that libraries take for the end of it; or ""."""
+    """The rule that a URL breaks whose password holds a sign that libraries take for the end of it, or whose port is
+    none; or "".
+    """
     start = _START.match(url)
     match = _AUTHORITY.match(url[start.end() :]) if start else None
+    if start and _WITH_PORT.match(url):
+        rest = url[start.end() + (match.end() if match else 0) :]
+        port = re.search(r":([^:\]]*)$", re.split(r"[/?#]", rest, maxsplit=1)[0])
+        if port and not (re.fullmatch(r"[0-9]{0,5}", port[1]) and int(port[1] or 0) < 1 << 16):
+            return f"has a port that is no number up to 65535: {port[1][:20]!r}"
     signs = r"[@\s]" if start and not start[0].startswith("http") else r"[@\s/?#]"
     if match is None or not (sign := re.search(signs, match[2])):
         return ""

@@ -18,7 +18,7 @@ from dse.store.contract import Fresh, key_bytes
 def fits(row: Sequence[Any]) -> bool:
     """Return whether a row of `results`, as read, fits its checksum."""
     try:
-        return bool(checksum(row[:-1]) == row[-1])
+        return row[3] in range(len(STATUSES)) and bool(checksum(row[:-1]) == row[-1])
     except (AttributeError, TypeError, UnicodeError):  # a value of another kind
         return False
 

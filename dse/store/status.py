@@ -114,7 +114,7 @@ def look(engine: Engine) -> StoreSnapshot:
         query = select(results.c.study, results.c.status, func.count()).group_by(results.c.study, results.c.status)
         counts: dict[int, Counter[str]] = {}
         for study, place, count in connection.execute(query):
-            counts.setdefault(study, Counter())[STATUSES[place]] += count
+            counts.setdefault(study, Counter())[dict(enumerate(STATUSES)).get(place, "damaged")] += count
         leased = select(leases.c.owner, func.sum(leases.c.size)).group_by(leases.c.owner)
         points = {owner: int(size) for owner, size in connection.execute(leased)}
         rows = connection.execute(select(owners).order_by(owners.c.id)).all()

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any, Final
 
 from dse.errors import ConfigError, Problem, hidden, pairs
+from dse.errors.parsing import whole_number
 from dse.results import output_files
 from dse.tracking.database import (
     DEFAULT_URI,
@@ -47,11 +48,12 @@ def ui(words: Sequence[str]) -> int:
     arguments = pairs(words, {"uri": DEFAULT_URI, "port": "5000", "open": "auto"})
     if arguments["open"] not in ("auto", "true", "false"):
         raise ConfigError([Problem("open", "must be auto, true or false", arguments["open"])])
-    if not arguments["port"].isdigit() or not 0 < int(arguments["port"]) < 65536:
+    port = whole_number(arguments["port"])
+    if port is None or not 0 < port < 65536:
         raise ConfigError([Problem("port", "must be a number from 1 to 65535", arguments["port"])])
     wanted = arguments["open"] == "true" or (arguments["open"] == "auto" and sys.stdout.isatty())
     lines = partial(_links, arguments["uri"], open_first=wanted)
-    return serve(arguments["uri"], port=int(arguments["port"]), lines=lines)
+    return serve(arguments["uri"], port=port, lines=lines)
 
 
 def _links(uri: str, address: str, *, open_first: bool) -> Iterator[str]:

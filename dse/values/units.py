@@ -66,7 +66,12 @@ def _parse(text: str, unit: str) -> float:
         raise illegal(rule, meant_quantity(text, unit))
     number, symbol = match.groups()
     try:
-        return float(Decimal(number) * _factor(symbol, unit))  # the float nearest to what is written
+        exact = Decimal(number) * _factor(symbol, unit)
+        if bool(exact) != bool(float(exact)) or math.isinf(float(exact)):
+            raise ArithmeticError
+        return float(exact)  # the float nearest to what is written
+    except ArithmeticError:
+        raise illegal("is beyond the numbers that a computer has") from None
     except ValueError as error:
         rule = f"`{symbol}` {error}; this quantity is in {unit}, {_example(unit)} for example"
         raise illegal(rule, meant_quantity(text, unit)) from None

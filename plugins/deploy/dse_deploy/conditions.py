@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
 
+from dse.errors.parsing import whole_number
+
 TESTS: Mapping[str, str] = {"[": "]", "[[": "]]", "test": ""}
 """Commands that test a condition -> the word that ends them."""
 _LOOPS = ("for", "while", "until")  # whose body is taken to run
@@ -49,8 +51,9 @@ def _holds(words: Sequence[str]) -> bool | None:
             return bool(operand) == (operator == "-n")
         case [left, "=" | "==" | "!=" as operator, right] if not set(right) & set("*?["):
             return (left == right) == (operator != "!=")
-        case [left, operator, right] if operator in _NUMBERS and left.isdigit() and right.isdigit():
-            return _NUMBERS[operator](int(left), int(right))
+        case [left, operator, right] if operator in _NUMBERS:
+            numbers = [number for number in map(whole_number, (left, right)) if number is not None]
+            return _NUMBERS[operator](*numbers) if len(numbers) == 2 else None
     return None
 
 

@@ -30,6 +30,7 @@ from dse.analysis.contexts import (
     score_picks,
 )
 from dse.errors import ConfigError, Problem, pairs
+from dse.errors.parsing import whole_number
 from dse.errors.terminal import bar
 from dse.results import output_files
 from dse.results.run_folder import CommandAnswer, FinishedRun
@@ -215,10 +216,11 @@ def _elsewhere(other: FinishedRun, new: Cases, learned: Cases, tree: Tree) -> li
 def _number(arguments: Mapping[str, str], name: str) -> int:
     """Parse a number of splits or leaves. Raises ConfigError."""
     least, most = _LIMITS[name]
-    if not arguments[name].isdigit() or not least <= int(arguments[name]) <= most:
+    number = whole_number(arguments[name])
+    if number is None or not least <= number <= most:
         noun = "splits" if name == "depth" else name
         raise ConfigError([Problem(name, f"must be a number of {noun} from {least} to {most}", arguments[name])])
-    return int(arguments[name])
+    return number
 
 
 def _score_hand_rules(run: FinishedRun, contexts: Cases) -> list[Score]:

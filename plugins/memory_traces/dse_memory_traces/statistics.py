@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dse.errors import ConfigError, Problem, Problems, pairs
-from dse.errors.parsing import parse_yaml
+from dse.errors.parsing import parse_yaml, whole_number
 from dse.results import provenance
 from dse.results.run_folder import Outputs, writable
 from dse.results.words import cell
@@ -217,9 +217,9 @@ def _parse_words(words: Sequence[str]) -> tuple[dict[str, str], dict[str, dict[s
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal():
+    if (number := whole_number(text)) is None:
         raise ConfigError([Problem("rows", "must be a whole number", text, "rows=16000000")])
-    return int(text)
+    return number
 
 
 def _write(done: RecordingReplay, outputs: Outputs) -> None:

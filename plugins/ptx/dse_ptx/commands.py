@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem, pairs
+from dse.errors.parsing import whole_number
 from dse.files import atomic_replacement, open_plain_file
 from dse.results.run_folder import CommandAnswer
 from dse_ptx.execution import MOST_INSTRUCTIONS, Argument, LaunchOptions, LaunchRun, Module, Pointer, PtxDevice, Watch
@@ -177,9 +178,9 @@ def _declared_bytes(packed: IO[bytes]) -> int:
 
 def number(text: str, name: str) -> int:
     """A whole number that was typed. Raises ConfigError."""
-    if not text.isdecimal():
+    if (typed := whole_number(text)) is None:
         raise ConfigError([Problem(name, "must be a whole number", text, f"{name}=0")])
-    return int(text)
+    return typed
 
 
 def numbers(text: str, name: str) -> tuple[int, ...]:
