@@ -36,7 +36,7 @@ from dse.evaluation.calls import (
     parts_of,
     serve,
 )
-from dse.evaluation.workers import Lost, Pool, SignalInterrupt, num_cpus
+from dse.evaluation.workers import SIGNALS, Lost, Pool, SignalInterrupt, num_cpus
 from dse.space import KeyedBlock
 from dse.store.contract import Fresh, Session, StorelessSession
 from dse.values import Frozen, Keys
@@ -47,6 +47,8 @@ _CALLS_PER_JOB = 16  # in one round: few are held, and waiting for the last of a
 _LOOKED_UP = 512  # designs that are looked up together at least
 _FEW = 256  # designs that take so long together that looking them up once more costs little
 _POLL_S = 0.05  # between looks at what another process has in hand
+_SIGNAL_S = 0.5  # within which a signal reaches all processes of a job
+_SIGNALLED = tuple(f"CRASH {number.name}" for number in SIGNALS)
 _MOST_ELSEWHERE = 1000  # parts that others have in hand which are passed by before they are waited for
 
 
@@ -273,6 +275,8 @@ class _Calls:
         try:
             if self.away:
                 for group, results in self._results_from_workers(groups):
+                    if self._ended_with_the_study(results):
+                        continue
                     yield group, self._recheck(group, results)
             else:
                 for group in groups:
@@ -280,12 +284,26 @@ class _Calls:
                     began = time.perf_counter()
                     results = call(self._evaluator.spec, [piece.batch for piece in group], self._patience)
                     self._spent += time.perf_counter() - began
+                    if self._ended_with_the_study(results):
+                        self.check()
                     yield group, self._recheck(group, results)
         except Broken:
             if self._streak:
                 # results of a broken backend say nothing of the designs
                 self._evaluator.session.withdraw(np.concatenate(self._streak))
             raise
+
+    def _ended_with_the_study(self, group_results: Sequence[Results]) -> bool:
+        """Tell whether a signal to all processes of a job, which stops the study, ended a program: that is no result.
+
+        The signal may reach the program sooner than this process.
+        """
+        if not any(text.startswith(_SIGNALLED) for results in group_results for text in results.texts):
+            return False
+        until = time.monotonic() + _SIGNAL_S
+        while not self._evaluator.stopping() and time.monotonic() < until:
+            time.sleep(_POLL_S)
+        return self._evaluator.stopping()
 
     def _results_from_workers(self, groups: Sequence[list[Piece]]) -> Iterator[tuple[list[Piece], list[Results]]]:
         if self._pool is None:

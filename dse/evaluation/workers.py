@@ -20,8 +20,9 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -36,6 +37,10 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 _LITTLE_MEMORY = 2 << 30
 _SAID = 2000  # characters that are kept of what a lost call wrote
+
+SIGNALS_OF_A_TERMINAL = (signal.SIGINT, signal.SIGHUP)
+"""Ctrl-C, and the end of the terminal, such as a closed ssh session."""
+SIGNALS = (*SIGNALS_OF_A_TERMINAL, signal.SIGTERM)
 
 Call = Callable[[Any], Any]
 
@@ -133,7 +138,7 @@ class _Worker:
         self._pipe, theirs = context.Pipe()
         arguments = (theirs, serve, memory_bytes, self._name)
         self._process = context.Process(target=_work, args=arguments, daemon=True)  # ends with this process
-        with _default_signals(), _one_thread(), _without_script(), safe_imports():
+        with _one_thread(), _without_script(), safe_imports(), signals_for_this_process(SIGNALS):
             self._process.start()
         theirs.close()  # or the pipe would stay open when the worker ends
 
@@ -190,16 +195,18 @@ def _end_group(process: Any) -> None:
 
 
 @contextmanager
-def _default_signals() -> Iterator[None]:
-    """SIGINT ignored while the server process starts, which inherits that: Ctrl-C is for this process alone."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def signals_for_this_process(numbers: Collection[int]) -> Iterator[None]:
+    """While processes or threads of a library start: these signals, which reach a whole group, are for this one alone.
+
+    A signal that is blocked stays so in all that is started meanwhile. It waits for this thread until that is over.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
+        resource_tracker.ensure_running()  # the first process that is started would start it, which unblocks signals
+        signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
@@ -232,9 +239,11 @@ _STARTING = threading.Lock()
 def _work(pipe: Connection, serve: Call, memory_bytes: float | None, output: str) -> None:
     """Serve calls in a worker process until it is told to end or its parent is gone."""
     os.setpgid(0, 0)  # so that what it starts can be ended with it
-    # Ctrl-C reaches all processes of a terminal: the client ends its workers in order
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # what reaches all processes of a terminal or a job is for the client, which ends its workers in order
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     handle = os.open(output, os.O_WRONLY | os.O_APPEND)
     Path(output).unlink()  # nobody else has to clean it up
     os.dup2(handle, 1)  # also what libraries write below Python
@@ -268,11 +277,6 @@ def _follow() -> None:
     if parent is not None:
         wait([parent.sentinel])
         os.killpg(0, signal.SIGKILL)
-
-
-SIGNALS_OF_A_TERMINAL = (signal.SIGINT, signal.SIGHUP)
-"""Ctrl-C, and the end of the terminal, such as a closed ssh session."""
-SIGNALS = (*SIGNALS_OF_A_TERMINAL, signal.SIGTERM)
 
 
 class SignalInterrupt(KeyboardInterrupt):

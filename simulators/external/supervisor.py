@@ -33,7 +33,8 @@ ENDS = 5
 _SWEEP_S = 1.0  # for the kernel to remove killed processes; one that waits for a dead disk stays
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
 _LIMITED = (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE)
-_IGNORED_BY_PYTHON = (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ)
+_OF_A_STOP = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)  # which a job's processes all get; the worker decides
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _LENGTH_BYTES = 8
 
 
@@ -80,6 +81,8 @@ def serve(channel: socket.socket, worker: int) -> None:
     watched = os.pidfd_open(worker)
     if os.getppid() != worker:
         return  # it is dead, and another process has its number
+    for number in _OF_A_STOP:
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for supervisors
     while received := _receive(channel):
         launch, descriptors = received
@@ -142,7 +145,7 @@ def _confine(launch: Launch, supervisor: int) -> None:
     _prctl(_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor:
         os._exit(127)
-    for number in _IGNORED_BY_PYTHON:
+    for number in (*_OF_A_STOP, *_IGNORED_BY_PYTHON):
         signal.signal(number, signal.SIG_DFL)
     os.dup2(os.open(launch.stdin, os.O_RDONLY), 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

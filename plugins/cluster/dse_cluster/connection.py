@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
-from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from dse.errors import ConfigError, Problem
-from dse.evaluation.workers import SIGNALS_OF_A_TERMINAL
+from dse.evaluation.workers import SIGNALS_OF_A_TERMINAL, signals_for_this_process
 from dse.plugins import SAFE_PATH, safe_imports
 from dse_cluster.certificates import expiry
 from dse_cluster.remote import leave
@@ -79,7 +77,7 @@ def _start(executor: ClusterExecutor, security: Security | None) -> Iterator[Any
         settings["job_script_prologue"] = [f"export {SAFE_PATH}=1", *settings.get("job_script_prologue", ())]
     make = _class(_CLASSES[kind])
     try:
-        with _signals_for_this_thread(), safe_imports():
+        with signals_for_this_process(SIGNALS_OF_A_TERMINAL), safe_imports():
             cluster = make(**settings)
     except (TypeError, ValueError) as error:
         way = f"see {_CLASSES[kind]} in the documentation of Dask"
@@ -107,20 +105,6 @@ def _of_this_machine(executor: ClusterExecutor) -> dict[str, Any]:
         "n_workers": executor.num_jobs,
         "scheduler_kwargs": {"dashboard": _has_dashboard(executor)},
     }
-
-
-@contextmanager
-def _signals_for_this_thread() -> Iterator[None]:
-    """While the thread of Dask starts: Ctrl-C and a closed terminal are for this one, not for the processes of Dask.
-
-    A signal that is blocked stays so in threads and processes that are started meanwhile, and by these.
-    """
-    resource_tracker.ensure_running()  # the first process that is started would start it, which unblocks signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS_OF_A_TERMINAL)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -66,7 +66,12 @@ def opened() -> Iterator[MakeEvaluator]:
             assert isinstance(executor, ClusterExecutor)
             order = _order(spec, executor, services.session)
             if not clients:
-                clients.append(stack.enter_context(connected(executor)))
+                try:
+                    clients.append(stack.enter_context(connected(executor)))
+                except ClusterError:
+                    if services.stopping():  # the signal that stops the study ended processes of the cluster
+                        raise SignalInterrupt from None
+                    raise
             return ClusterEvaluator(clients[0], order, services)
 
         yield make
