@@ -193,7 +193,7 @@ def _file_of(tool: Tool, path: Path, text: str) -> tuple[SettingsFile, str]:
     if suffix == ".toml":
         python = [file for file in tool.files if file.format == "python"]
         if not python:
-            rule = f"is {kind_of(text, suffix)}, of which {tool.name} reads nothing"
+            rule = f"is {kind_of(text, suffix)}, from which {tool.name} takes no setting"
             raise ConfigError(
                 [Problem("settings", rule, str(path), "write from=torch for a configuration of torchtitan")]
             )

@@ -50,7 +50,7 @@ def hub_keys(path: Path, keys: Mapping[str, Any]) -> dict[str, Any]:
         check.add(f"{path}: moe", "is of experts of a width of their own, which are not read here", way_out=_WAY)
     vocab = keys.get("vocab_size")
     if not isinstance(vocab, int) or vocab < 1:
-        rule = "is not told: the tokenizer has it"
+        rule = "is missing: the tokenizer has it"
         check.add(f"{path}: vocab_size", rule, value=vocab, way_out="write the number of tokens there")
     check.done()
     named = {name: keys[key] for key, name in _NAMES.items() if keys.get(key) is not None}

@@ -11,7 +11,7 @@ from dse.errors import ConfigError, Problem
 from dse_chakra.packed import DAMAGED, open_packed
 
 _LOOKED_AT = 1 << 24  # unpacked bytes
-_SOURCE = "of which no kernel is read"
+_SOURCE = "and no kernel of it is read"
 
 
 @dataclass(frozen=True)
