@@ -233,12 +233,14 @@ def long_classes() -> list[str]:
 def lines_of_code(node: ast.AST) -> int:
     """Lines of a function or class on which something begins or ends: neither docstrings nor comments."""
     documented = ast.AsyncFunctionDef | ast.FunctionDef | ast.ClassDef
-    told = {id(part) for each in ast.walk(node) if isinstance(each, documented) for part in _docstring(each)}
-    parts = [part for part in ast.walk(node) if hasattr(part, "lineno") and id(part) not in told]
+    docstrings = {
+        id(part) for each in ast.walk(node) if isinstance(each, documented) for part in _docstring_nodes(each)
+    }
+    parts = [part for part in ast.walk(node) if hasattr(part, "lineno") and id(part) not in docstrings]
     return len({line for part in parts for line in (part.lineno, *_own_end(part))})
 
 
-def _docstring(node: ast.AsyncFunctionDef | ast.FunctionDef | ast.ClassDef) -> Iterator[ast.AST]:
+def _docstring_nodes(node: ast.AsyncFunctionDef | ast.FunctionDef | ast.ClassDef) -> Iterator[ast.AST]:
     if ast.get_docstring(node) is not None:
         yield from ast.walk(node.body[0])
 

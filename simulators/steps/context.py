@@ -65,8 +65,8 @@ def sum_parts(sizes: Sizes, outputs: ArrayLike, keys: ArrayLike, *, name: str) -
     """Sums of the outputs of parts, `outputs` numbers of each token, with as many gradients, and those of `keys`."""
     cp = sizes.parallel.cp
     if cp > 1 and not by_heads(sizes):
-        each = (2 * _FP32 + sizes.element) * sizes.tokens
-        summed = PartialSum(each * np.asarray(outputs), back_bytes=each * (np.asarray(outputs) + np.asarray(keys)))
+        moved = (2 * _FP32 + sizes.element) * sizes.tokens  # for a number of each token
+        summed = PartialSum(moved * np.asarray(outputs), back_bytes=moved * (np.asarray(outputs) + np.asarray(keys)))
         yield Op(f"{name}sum of parts", "attention", "forward", summed, cp - 1.0)
 
 

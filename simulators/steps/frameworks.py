@@ -220,19 +220,19 @@ def switched_together(stack: Any, schedules: Iterable[Any]) -> Mapping[str, tupl
     if get_path(stack, "tool") is None or get_path(stack, "candidates") == "all":
         return {}
     names = {name for schedule in schedules if (name := _software_of(schedule)) in names_of(GROUP)}
-    known = filter(None, map(implementation, sorted(names)))
-    return {name: sites for software in known for name, sites in software.switches.items()}
+    implementations = filter(None, map(implementation, sorted(names)))
+    return {name: sites for software in implementations for name, sites in software.switches.items()}
 
 
 def switch_rules(design: Any, there: Collection[str]) -> Iterator[Rule]:
     """Yield rules that sites which a framework switches together have one schedule. there: sites of the step."""
     for site, name in _software_at(design):
         for switched, sites in switched_together(design.stack, [name]).items():
-            others = [other for other in sites if other in there and not _is_at(design, other, name)]
+            unlike = [other for other in sites if other in there and not _is_at(design, other, name)]
             rule = f"is switched by {design.stack.tool} for all {switched} at once, and {{0}} have another schedule"
             way = f"set it at {', '.join(sites)}, or at none of them"
-            text = " and ".join(f"sites.{other}" for other in others)
-            yield Rule(f"sites.{site}", site in sites and bool(others), rule, name, (text,), way)
+            text = " and ".join(f"sites.{other}" for other in unlike)
+            yield Rule(f"sites.{site}", site in sites and bool(unlike), rule, name, (text,), way)
 
 
 def _is_at(design: Any, site: str, name: str) -> bool:

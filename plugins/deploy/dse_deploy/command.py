@@ -111,10 +111,10 @@ def _changes(unread: str, tool: Tool) -> bool:
 def write_all(tool: Tool, plan: Plan, name: str, model: ModelFacts = UNKNOWN) -> dict[str, Written]:
     """The files of a tool for a plan of a model, by name. Raises ConfigError."""
     head = f"{tool.title}: settings for {name}, by python -m dse settings export; names as of {tool.version}"
-    said, own = tool.sayable(plan), tool.own_sites(plan)
-    if own:
-        said["sites"] = {site: text for site, text in said["sites"].items() if site not in own}
-    return {file.name: write(file, said, head, model) for file in tool.files}
+    sayable, own_sites = tool.sayable(plan), tool.own_sites(plan)
+    if own_sites:
+        sayable["sites"] = {site: text for site, text in sayable["sites"].items() if site not in own_sites}
+    return {file.name: write(file, sayable, head, model) for file in tool.files}
 
 
 def nearest(tool: Tool, plan: Plan, written: Mapping[str, Written]) -> dict[str, Any]:
@@ -124,11 +124,11 @@ def nearest(tool: Tool, plan: Plan, written: Mapping[str, Written]) -> dict[str,
     for path in ("parallel.tp", *tool.follows):  # which settings leave open
         if (value := get_path(plan, path)) is not None:
             put_in(known, path, value)
-    said = dict(read(texts, known).plan)
+    nearest_plan = dict(read(texts, known).plan)
     for site, text in tool.own_sites(plan).items():
-        if get_path(said, f"sites.{site}") in (None, SERIAL):
-            put_in(said, f"sites.{site}", text)
-    return said
+        if get_path(nearest_plan, f"sites.{site}") in (None, SERIAL):
+            put_in(nearest_plan, f"sites.{site}", text)
+    return nearest_plan
 
 
 def is_of_plan(word: str) -> bool:

@@ -104,9 +104,9 @@ class _Branch:
         """Variables that were set in it alone; with values where all its branches agree, None where a run decides."""
         every = [*self.before, self.first]
         names = dict.fromkeys(name for first in every for name in first)
-        return {name: self._agreed(name, every) for name in names}
+        return {name: self._values_of_all(name, every) for name in names}
 
-    def _agreed(self, name: str, every: Sequence[Mapping[str, list[str]]]) -> list[str] | None:
+    def _values_of_all(self, name: str, every: Sequence[Mapping[str, list[str]]]) -> list[str] | None:
         values = [first[name] for first in every if name in first]
         is_sure = name == self.default or (self.is_complete and len(values) == len(every))
         return values[0] if is_sure and all(value == values[0] for value in values) else None

@@ -121,14 +121,14 @@ def _launch(words: Sequence[str], environment: Mapping[str, str]) -> str:
     """A command line with its environment: the script itself where a shell runs one."""
     words = [_REFERENCE.sub(lambda match: environment.get(match[1], match[0]), word) for word in words]
     known = {name: value for name, value in environment.items() if re.fullmatch(r"[A-Za-z_]\w*", name)}
-    assigned = [f"{name}={_quoted(value)}" for name, value in known.items()]
+    assigned = [f"{name}={_in_quotes(value)}" for name, value in known.items()]
     for place, word in enumerate(words):
         if not word.startswith(" ") and has_script(words, place):
             return "\n".join([*assigned, words[place + 1].strip()])
-    return " ".join([*assigned, *(word.strip() if word.startswith(" ") else _quoted(word) for word in words)])
+    return " ".join([*assigned, *(word.strip() if word.startswith(" ") else _in_quotes(word) for word in words)])
 
 
-def _quoted(word: str) -> str:
+def _in_quotes(word: str) -> str:
     """A word as a shell reads it, which puts values in place of variables."""
     return f'"{word}"' if "$" in word and not set('"`\\') & set(word) else shlex.quote(word)
 

@@ -282,7 +282,7 @@ class _ScriptReader:
         before = self.variables.get(name)
         if self.branches.is_skipped:
             return True
-        added = self._added(match[2], before or [], values)
+        added = self._new_part(match[2], before or [], values)
         if match[2] == "+=":
             values = (before or []) + values
         if self.branches.is_open and before is None:
@@ -297,7 +297,7 @@ class _ScriptReader:
         return True
 
     @staticmethod
-    def _added(operator: str, before: list[str], values: list[str]) -> list[str] | None:
+    def _new_part(operator: str, before: list[str], values: list[str]) -> list[str] | None:
         """What an assignment puts behind the value before it; None where it puts another value in its place."""
         if operator == "+=":
             return values

@@ -151,9 +151,9 @@ class Served:
         if design.traffic.arrivals != "trace" or design.traffic.draw().size <= COARSE.most:
             return np.ones(len(NAMES))
         deployment = deployment_of(design)
-        whole, part = (np.array(self.values(deployment, design, effort)) for effort in (FULL, COARSE))
-        known = np.isfinite(whole) & np.isfinite(part) & (whole > 0) & (part > 0)
-        return np.where(known, whole, 1.0) / np.where(known, part, 1.0)
+        full, coarse = (np.array(self.values(deployment, design, effort)) for effort in (FULL, COARSE))
+        is_ratio = np.isfinite(full) & np.isfinite(coarse) & (full > 0) & (coarse > 0)
+        return np.where(is_ratio, full, 1.0) / np.where(is_ratio, coarse, 1.0)
 
     def under(self, change: Mapping[str, Any]) -> int:
         """Place of the best deployment under changed traffic; -1 where none is within the limits."""

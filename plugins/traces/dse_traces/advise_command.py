@@ -56,7 +56,7 @@ def advise_profile(words: Sequence[str]) -> int:
     options = pairs(typed, {"profile": ""}, optional=["system", "out", OPTION])
     patterns = read_patterns(options.get(OPTION, ""))
     paths = files_of(options["profile"])
-    profile, ranks = _advised(paths, patterns)
+    profile, ranks = _profile_to_advise_on(paths, patterns)
     advice = advise(profile, machine_of(profile, options.get("system", "")))
     path = Path(options["profile"]) if Path(options["profile"]).exists() else paths[0]
     outputs = writable(options.get("out", f"outputs/advise/{path.name.partition('.')[0]}"))
@@ -70,7 +70,7 @@ def advise_profile(words: Sequence[str]) -> int:
     return 0
 
 
-def _advised(paths: Sequence[Path], patterns: Patterns) -> tuple[Profile, Ranks | None]:
+def _profile_to_advise_on(paths: Sequence[Path], patterns: Patterns) -> tuple[Profile, Ranks | None]:
     """The profile that is advised on: of several ranks the one that the others wait for, with all of them.
 
     None of these where they have no collective in common. Raises ConfigError.

@@ -120,7 +120,7 @@ def name_groups(table: pd.DataFrame) -> pd.Series[str]:
     """
     streams = list(_streams(table))
     names = dict[tuple[int, str], str]()
-    for number, group in enumerate(_grouped(streams)):
+    for number, group in enumerate(_groups(streams)):
         names |= {(member.rank, member.name): f"streams alike {number}" for member in group.members}
     keys = zip(table["rank"], table["stream"], strict=True)
     return pd.Series([names[key] for key in keys], index=table.index, dtype="string")
@@ -145,7 +145,7 @@ def _natural(key: tuple[int, str]) -> tuple[int, list[tuple[int, str]]]:
     return key[0], [(int(part), "") if place % 2 else (0, part) for place, part in enumerate(parts)]
 
 
-def _grouped(streams: Sequence[_Stream]) -> list[_Group]:
+def _groups(streams: Sequence[_Stream]) -> list[_Group]:
     """The groups of streams, rank by rank."""
     by_rank = defaultdict[int, list[_Stream]](list)
     for stream in streams:
