@@ -27,15 +27,15 @@ class Named(Frozen):
     trace: NamedFile | None = None
 
 
-@given(one=st.binary(max_size=50), other=st.binary(max_size=50))
+@given(first_bytes=st.binary(max_size=50), other=st.binary(max_size=50))
 def test_designs_are_equal_where_their_files_hold_the_same(
-    one: bytes, other: bytes, tmp_path_factory: pytest.TempPathFactory
+    first_bytes: bytes, other: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("files")
-    for name, content in (("a", one), ("b", other)):
+    for name, content in (("a", first_bytes), ("b", other)):
         (folder / name).write_bytes(content)
     first, second = (Named.model_validate({"trace": str(folder / name)}) for name in "ab")
-    assert (content_key(first) == content_key(second)) == (one == other)
+    assert (content_key(first) == content_key(second)) == (first_bytes == other)
     (folder / "a").write_bytes(other)
     edited = Named.model_validate({"trace": str(folder / "a")})
     assert content_key(edited) == content_key(second)

@@ -66,10 +66,10 @@ def test_pages_are_as_long_as_the_footer_of_an_honest_file_says(
     written(path, table, compression=codec, use_dictionary=coded, **how)
     metadata = pq.read_metadata(path)
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    said = sum(group.column(number).total_uncompressed_size for group in groups for number in range(2))
+    declared = sum(group.column(number).total_uncompressed_size for group in groups for number in range(2))
     with path.open("rb") as file:
         counted = unpacked_bytes(file, metadata)
-    assert 0 < counted <= said  # which counts headers, too
+    assert 0 < counted <= declared  # which counts headers, too
 
 
 @drawn(60)

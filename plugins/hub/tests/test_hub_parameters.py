@@ -39,9 +39,9 @@ def parameters(tree: Mapping[str, Any]) -> int:
 def counted(*, dense: int, norms: int, attention: int, experts: int = 0) -> int:
     """Parameters of eight layers by hand. norms: of a layer; attention: beside four products; experts: beside them."""
     hidden, q, kv = 2048, 32 * 128, 4 * 128
-    each = norms * hidden + 2 * hidden * q + 2 * hidden * kv + attention
+    of_layer = norms * hidden + 2 * hidden * q + 2 * hidden * kv + attention
     routed = 129 * 3 * hidden * 1024 + hidden * 128 + experts
-    return 8 * each + dense * 3 * hidden * 6144 + (8 - dense) * routed + 2 * 1000 * hidden + hidden
+    return 8 * of_layer + dense * 3 * hidden * 6144 + (8 - dense) * routed + 2 * 1000 * hidden + hidden
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_types_whose_layers_are_known_have_the_parameters_of_their_layers(
 def test_the_text_of_a_thinker_is_read(tmp_path: Path) -> None:
     text = {**WIDTHS, **ATTENTION, **EXPERTS, "model_type": "qwen3_omni_moe_text"}
     thinker = {"model_type": "qwen3_omni_moe_thinker", "audio_config": {"layers": 2}, "text_config": text}
-    whole = {"model_type": "qwen3_omni_moe", "thinker_config": thinker, "talker_config": {"layers": 3}}
-    tree = tree_of(tmp_path, whole)
+    omni = {"model_type": "qwen3_omni_moe", "thinker_config": thinker, "talker_config": {"layers": 3}}
+    tree = tree_of(tmp_path, omni)
     plain = tree_of(tmp_path, {**text, "model_type": "qwen3_moe"})
     assert parameters(tree) == parameters(plain)
     left_out = [line.partition(": ")[2] for line in tree["unread"] if "is left out" in line]
@@ -102,17 +102,17 @@ def test_parameters_of_mistral_are_the_configuration_of_the_same_model(
     tmp_path_factory: pytest.TempPathFactory, heads: int, kv_heads: int | None, experts: bool, window: int | None
 ) -> None:
     folder = tmp_path_factory.mktemp("weights")
-    own: dict[str, Any] = {"dim": 1024, "n_layers": 3, "head_dim": 64, "hidden_dim": 3000, "n_heads": heads}
-    own |= {"norm_eps": 1e-5, "vocab_size": 32000, "sliding_window": window}
+    params: dict[str, Any] = {"dim": 1024, "n_layers": 3, "head_dim": 64, "hidden_dim": 3000, "n_heads": heads}
+    params |= {"norm_eps": 1e-5, "vocab_size": 32000, "sliding_window": window}
     hub: dict[str, Any] = {"hidden_size": 1024, "num_hidden_layers": 3, "head_dim": 64, "intermediate_size": 3000}
     hub |= {"num_attention_heads": heads, "vocab_size": 32000, "sliding_window": window, "tie_word_embeddings": False}
     hub |= {"num_key_value_heads": kv_heads or heads, "model_type": "mixtral" if experts else "mistral"}
     if kv_heads:
-        own["n_kv_heads"] = kv_heads
+        params["n_kv_heads"] = kv_heads
     if experts:
-        own["moe"] = {"num_experts": 8, "num_experts_per_tok": 2}
+        params["moe"] = {"num_experts": 8, "num_experts_per_tok": 2}
         hub |= {"num_local_experts": 8, "num_experts_per_tok": 2}
-    trees = [tree_of(folder, own, "params.json"), tree_of(folder, hub)]
+    trees = [tree_of(folder, params, "params.json"), tree_of(folder, hub)]
     costs = [{name: value for name, value in tree.items() if name not in ("note", "name")} for tree in trees]
     assert {**costs[0], "kv_heads": kv_heads or heads} == costs[1]
 

@@ -152,8 +152,8 @@ def test_the_busiest_part_of_a_trace_keeps_its_blocks() -> None:
     """Five requests of one token each, of which the second to the fourth come closest together."""
     counts = np.array([2, 0, 1, 3, 1])
     blocks = PromptBlocks(64, np.arange(7), counts)
-    arrivals, one = np.array([0.0, 10.0, 11.0, 12.0, 30.0]), np.ones(5, np.int64)
-    traffic = Traffic(arrivals, one, one, 0 * one, blocks=blocks)
+    arrivals, tokens = np.array([0.0, 10.0, 11.0, 12.0, 30.0]), np.ones(5, np.int64)
+    traffic = Traffic(arrivals, tokens, tokens, 0 * tokens, blocks=blocks)
     part = traffic.busiest(3)
     assert part.arrivals.tolist() == [0, 1, 2] and part.size == 3
     assert part.blocks.counts.tolist() == [0, 1, 3] and part.blocks.numbers.tolist() == [2, 3, 4, 5]

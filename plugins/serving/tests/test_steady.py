@@ -245,7 +245,7 @@ def test_a_draw_of_a_long_trace_serves_its_busiest_part(seed: int, tmp_path: Pat
     path = tmp_path / "trace.csv"
     path.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]) + "\n")
     traffic = spec(arrivals="trace", trace=str(path))
-    whole, part = (
+    full, part = (
         serve_steadily(deployment, traffic, percentile=0.99, effort=effort).traffic.size for effort in (FULL, COARSE)
     )
-    assert (whole, part) == (len(rows), COARSE.most)
+    assert (full, part) == (len(rows), COARSE.most)

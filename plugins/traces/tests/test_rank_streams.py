@@ -77,7 +77,7 @@ def test_the_first_streams_of_ranks_belong_together_where_nothing_else_tells() -
     starts = [100, 200, 300]
     later = [start + 50 for start in starts]
     numbers = ("9", "20"), ("17", "28")
-    ranks = match([profile([*calls(SUM, one, starts), *calls(SUM, two, later)]) for one, two in numbers])
+    ranks = match([profile([*calls(SUM, first, starts), *calls(SUM, second, later)]) for first, second in numbers])
     assert ranks.disagreement_s[1] == pytest.approx(0, abs=1e-12)
 
 
@@ -145,5 +145,5 @@ def test_copies_shift_no_clock() -> None:
     apart = match([profile(first), profile(second)])
     assert apart.clocks_s[1] != apart.clocks_s[1]
     assert match([profile(first, "run"), profile(second, "run")]).clocks_s[1] == 0
-    done = {rank: replay(each) for rank, each in apart.profiles.items()}
+    done = {rank: replay(profile_of_rank) for rank, profile_of_rank in apart.profiles.items()}
     assert not any("clocks are aligned" in line for line in answer(apart, done) if isinstance(line, str))
