@@ -26,6 +26,13 @@ class Conditional(Fixed):
         return {"point.a": 1} if path.startswith("point.b") else {}
 
 
+class Known(Fixed):
+    """A toy that knows which knobs it has."""
+
+    def condition(self, path: str, tree: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        return {} if path in ("point.a", "point.b") else None
+
+
 class Free(Fixed):
     """A toy whose knobs always count."""
 
@@ -125,3 +132,11 @@ def test_knobs_that_rules_tie_to_each_other_are_changed_at_once(tied: int, free:
     assert len(met) <= 4 * 4
     _, met = search(knobs, cost)
     assert min(met.values()) == 1 + tied
+
+
+def test_a_misspelt_path_beside_a_searched_one_is_refused() -> None:
+    knobs = [knob("a", 2), knob("b", 2)]
+    with pytest.raises(ConfigError, match=r"names point\.bb, which is no knob here"):
+        search(knobs, lambda point: 1.0, Known(), {"together": (("point.a", "point.bb"),)})
+    _, met = search(knobs, lambda point: 1.0, Known(), {"together": (("other.a", "other.b"),)})
+    assert met

@@ -53,9 +53,10 @@ def check_lists(check: Problems, tree: Tree) -> None:
         check.add(
             "layouts.auto", "chooses layouts, and a plan that is given is judged as it is", value=True, way_out=_ONE
         )
-    if layouts is not None and layouts.gpus is not None and not layouts.auto:  # else it would be ignored
-        way = f"layouts.auto=true layouts.gpus={layouts.gpus} chooses them, parallel.dp and others give them"
-        check.add("layouts.gpus", "is read where layouts are chosen alone", value=layouts.gpus, way_out=way)
+    for name in ("gpus", "sequences") if layouts is not None and not layouts.auto else ():  # else it would be ignored
+        if (value := getattr(layouts, name)) is not None:
+            way = f"layouts.auto=true layouts.{name}={value} chooses them, parallel.dp and others give them"
+            check.add(f"layouts.{name}", "is read where layouts are chosen alone", value=value, way_out=way)
 
 
 def with_layouts(trees: Mapping[str, Tree], asked: Any, steps: Steps) -> Mapping[str, Tree]:

@@ -33,9 +33,12 @@ def next_best_text(plan: StepPlan, choice: Choice, row: Any) -> str:
 
 
 def seconds_text(decision: Mapping[str, Any]) -> str:
-    """The 90 % interval of the time of a step, as a clause; "" where none was drawn."""
+    """The time of a step with drawn errors of its parts, as a clause; "" where none were drawn.
+
+    No share is promised: whole steps are off by more than their parts (`python -m benchmarks.intervals`).
+    """
     ends = decision.get("seconds")
-    return "" if ends is None else f"; a step takes {cell(ends[0], 's')} to {cell(ends[1], 's')} (90 %)"
+    return "" if ends is None else f"; {cell(ends[0], 's')} to {cell(ends[1], 's')} a step by errors of its parts"
 
 
 def work_text(plan: StepPlan) -> str:

@@ -36,7 +36,8 @@ Values = tuple[int, ...]
 class CoordinateOptions(Frozen):
     """most: values of each knob that are tried again around a new best point, those that did best before.
 
-    together: paths of knobs that also take each of their values at once; those that are not searched are left out.
+    together: paths of knobs that also take each of their values at once; those that are not searched are left out, and
+    those that no design has are refused beside others that are searched.
     """
 
     most: Annotated[Integer, Field(ge=1, le=1000)] = 6
@@ -171,7 +172,10 @@ class Coordinate:
 
     def _all_at_once(self, paths: Sequence[str]) -> Iterator[tuple[Places, Values]]:
         """Yield the places of knobs that take a value at once, and the place of that value in each of them."""
+        space = self._question.space
         for entry in self._options.together:
+            if any(path in paths for path in entry):
+                _check_known(space, entry)
             texts = {paths.index(path): self._texts(paths.index(path)) for path in entry if path in paths}
             for text in dict.fromkeys(itertools.chain.from_iterable(texts.values())):
                 values = {place: own.index(text) for place, own in texts.items() if text in own}
@@ -217,6 +221,14 @@ def _groups(space: Space, paths: Sequence[str], sizes: NDArray[np.intp]) -> tupl
     alone: list[Places] = [(number,) for number in left if paths[number] not in deciding]
     # in the order of the knobs
     return [number for number in left if paths[number] in deciding], sorted([*together, *alone])
+
+
+def _check_known(space: Space, entry: Sequence[str]) -> None:
+    """Refuse paths of an entry that are no knobs of the backend. Raises ConfigError."""
+    unknown = [path for path in entry if space.backend.condition(path, space.tree({})) is None]
+    if unknown:
+        rule = f"names {unknown[0]}, which is no knob here"
+        raise ConfigError([Problem("search.options.together", rule, list(entry), "write knobs of the space")])
 
 
 def make(question: SearchQuestion, options: Mapping[str, object]) -> Coordinate:
