@@ -42,6 +42,14 @@ def total(iteration: Iteration) -> float:
     return float(sum(np.sum(np.asarray(part.count) * np.asarray(part.params)) for part in iteration.passes.blocks))
 
 
+def flop_of_experts(iteration: Iteration) -> float:
+    """FLOP of the grouped products of a layer, of both passes."""
+    parts = [
+        part for part in iteration.passes.parts if part.block.name == "layer" and part.op.name.startswith("expert ")
+    ]
+    return float(sum(part.spent.flop * np.asarray(part.op.count) for part in parts))
+
+
 def flop(iteration: Iteration, *without: str) -> float:
     """FLOP of the products of a layer, without some operators and their gradients."""
     parts = [part for part in iteration.passes.parts if part.block.name == "layer" and part.over is None]
@@ -108,11 +116,18 @@ def test_one_expert_is_a_dense_layer(mode: str, kernels: str, tp: int) -> None:
 @pytest.mark.slow
 @given(MODES, st.sampled_from([1, 2, 4, 8, 16]))
 def test_experts_split_over_gpus_are_as_much_work_in_all(mode: str, ep: int) -> None:
-    """Each of ep data-parallel GPUs has the tokens that its own batch makes."""
+    """Each of ep data-parallel GPUs has the tokens that its own batch makes, and the busiest a larger share of those
+    that experts compute.
+    """
     run = {**NETWORK, "run.mode": mode, "run.sequence_length": 1024, "run.batch": 64, "parallel.dp": ep}
     alone = made({**run, "parallel.dp": 1}, model=small(EXPERTS))
     split = made({**run, "parallel.ep": ep}, model=small(EXPERTS))
-    assert laid(split, "layer") == pytest.approx(laid(alone, "layer"), rel=1e-6)
+    tokens = ep * 64 * (1 if mode == "decode" else 1024)
+    load = float(MixtureOfExperts(**EXPERTS).busiest_load(ep, tokens))
+    assert load >= 1
+    assert flop_of_experts(split) == pytest.approx(load * flop_of_experts(alone), rel=1e-6)
+    rest = [laid(iteration, "layer") - flop_of_experts(iteration) for iteration in (split, alone)]
+    assert rest[0] == pytest.approx(rest[1], rel=1e-6)
     of_experts = float(np.asarray(block(alone).expert_params))
     assert float(np.asarray(block(split).expert_params)) == pytest.approx(of_experts / ep)
     assert total(alone) - total(split) == pytest.approx(4 * of_experts * (1 - 1 / ep))
@@ -149,6 +164,19 @@ def test_the_busiest_gpu_is_that_of_loads_drawn_at_random() -> None:
     moe = MixtureOfExperts(experts=64, experts_per_token=4, expert_ffn=8, imbalance=0.5)
     assert float(moe.busiest_load(8)) == pytest.approx(busiest, rel=0.03)
     assert [float(largest_normal(n)) for n in (1, 2, 8, 64)] == pytest.approx([0, 0.564, 1.424, 2.381], rel=0.05)
+
+
+@pytest.mark.parametrize("tokens", [4, 16, 64, 256])
+def test_few_tokens_fall_unevenly_on_gpus_without_any_preference(tokens: int) -> None:
+    """As draws of 6 experts of 64 for each token do: rows of the busiest of 8 GPUs, and experts that it reads."""
+    random = np.random.default_rng(tokens)
+    picks = np.argsort(random.random((800, tokens, 64)), axis=2)[:, :, :6].reshape(800, -1)
+    counts = np.stack([np.bincount(pick, minlength=64) for pick in picks]).reshape(800, 8, 8)
+    busiest = (counts.sum(axis=2) / (tokens * 6 / 8)).max(axis=1).mean()
+    active = (counts > 0).mean(axis=2).max(axis=1).mean()
+    moe = MixtureOfExperts(experts=64, experts_per_token=6, expert_ffn=8)
+    assert float(moe.busiest_load(8, tokens)) == pytest.approx(busiest, rel=0.07)
+    assert float(moe.active_experts(tokens, 8)) == pytest.approx(active, rel=0.05)
 
 
 @pytest.mark.slow

@@ -4,10 +4,11 @@ T tokens of the GPU's replica, k experts of E for each, F_e the width inside an 
 the experts of a layer (`simulators.workloads.model.Parallel`). With g = 1 experts are split by tp as other layers are:
 each GPU has all tokens and F_e / t of each expert, whose partial sums are added over tp. With g > 1 a GPU has E / g
 whole experts, routes T' = T / t of the tokens, and sends each to the GPUs of its experts; the busiest one gets L times
-the mean (`simulators.workloads.experts.MixtureOfExperts.busiest_load`), and all wait for it. As grouped GEMMs
-(m, n, k), column-major, with N tokens in all for the experts of a GPU, of which `a` get some:
+the mean (`simulators.workloads.experts.MixtureOfExperts.busiest_load`), and all wait for it: tokens fall unevenly even
+where a router prefers no expert. As grouped GEMMs (m, n, k), column-major, with N tokens in all for the experts of a
+GPU, of which `a` get some, as many as on the GPU that reads most of its experts:
 
-    N = k T' L (g > 1), k T (g = 1)     a = E / g (1 - (1 - k / E)^(g T'))        router (E, T', H)
+    N = k T' L (g > 1), k T (g = 1)     mean of a = E / g (1 - (1 - k / E)^(g T'))        router (E, T', H)
     expert fc1 (2 F_e, N / a, H) x a    expert fc2 (H, N / a, F_e) x a           gated: twice F_e
 
 `permute` and `unpermute` put tokens in the order of experts and back. Shared experts are a feed-forward layer of their
@@ -101,14 +102,18 @@ def _by_levels(routed: RoutedTokens, group: Group) -> Floats:
 
 @dataclass(frozen=True)
 class _TokenRouting:
-    """Numbers of the docstring: tokens that a GPU routes (T'), rows for its experts (N), active experts (a)."""
+    """Numbers of the docstring: tokens that a GPU routes (T'), rows for its experts (N), active experts (a).
+
+    preferred: load of the busiest GPU by the router's preferences alone, which exchanges have beside their measured
+    times: these are of tokens drawn at random, and hold how unevenly such tokens fall.
+    """
 
     tokens: Floats
     rows: Floats
     active: Floats
     local: Floats
     width: Floats
-    load: Floats
+    preferred: Floats
 
 
 def _moe(sizes: Sizes) -> MixtureOfExperts:
@@ -124,14 +129,14 @@ def _routing(sizes: Sizes) -> _TokenRouting:
     moe, ep = _moe(sizes), sizes.parallel.ep
     split = sizes.tp if ep > 1 else np.ones(())  # with ep, each GPU of tp routes its share of the tokens
     tokens, experts = sizes.tokens / split, np.asarray(moe.experts, float)
-    load = moe.busiest_load(ep)
     etp = sizes.parallel.etp
+    load = moe.busiest_load(ep, tokens * ep * etp)
     rows = np.asarray(moe.experts_per_token, float) * tokens * load * etp
     # whole experts with ep, or slices over etp; slices of each without
     width = np.asarray(moe.expert_ffn, float) / (etp if ep > 1 else sizes.tp)
     local = experts / ep
-    active = np.minimum(local * moe.active_experts(tokens * ep * etp), rows)  # no more experts than rows
-    return _TokenRouting(tokens, rows, active, local, width, load)
+    active = np.minimum(local * moe.active_experts(tokens * ep * etp, ep), rows)  # no more experts than rows
+    return _TokenRouting(tokens, rows, active, local, width, moe.busiest_load(ep))
 
 
 def _expert_hidden(sizes: Sizes) -> Floats:
@@ -224,7 +229,7 @@ def _exchange(sizes: Sizes, routing: _TokenRouting, direction: Direction) -> Op:
     places = distinct_places(sizes.parallel.ep, moe.experts, moe.experts_per_token, groups=groups)
     if kernels.exchange == "all_to_all":  # a copy for each expert, also of those on one GPU
         places = np.asarray(moe.experts_per_token, float)
-    payload = sizes.element * routing.tokens * _expert_hidden(sizes) * places * routing.load
+    payload = sizes.element * routing.tokens * _expert_hidden(sizes) * places * routing.preferred
     work = TokenExchange(
         "all_to_all",  # where a node's library has no kernels for experts
         payload,
@@ -237,7 +242,7 @@ def _exchange(sizes: Sizes, routing: _TokenRouting, direction: Direction) -> Op:
         experts=moe.experts,
         per_token=moe.experts_per_token,
         groups=groups,
-        load=routing.load,
+        load=routing.preferred,
         how=kernels.exchange,
     )
     return Op(direction, "fc", "forward", work, launches=kernels.moved)

@@ -44,7 +44,8 @@ class MixtureOfExperts(Grown):
     expert_ffn: width inside an expert. groups, groups_per_token: groups of experts, of which a token goes to some alone
     (None: to all). shared_experts: experts that every token goes to; shared_ffn: width inside one
     of them, None for expert_ffn. dense_layers: first layers of the model that have one feed-forward layer instead, of
-    width model.ffn. imbalance: coefficient of variation of the tokens that experts get; 0: all get as many.
+    width model.ffn. imbalance: coefficient of variation of the tokens that
+    experts get by the router's preferences; 0: all are as likely, and few tokens still fall unevenly.
     expert_hidden: width of what experts read and write, computed from the activations and back (None: these).
     """
 
@@ -70,20 +71,33 @@ class MixtureOfExperts(Grown):
         width = self.expert_ffn if self.shared_ffn is None else self.shared_ffn
         return np.asarray(np.asarray(self.shared_experts, float) * np.asarray(width, float))
 
-    def busiest_load(self, gpus: ArrayLike) -> Floats:
-        """Tokens that the busiest of `gpus` GPUs gets over the mean of all of them; 1 on one GPU."""
+    def busiest_load(self, gpus: ArrayLike, tokens: ArrayLike = np.inf) -> Floats:
+        """Tokens that the busiest of `gpus` GPUs gets over the mean of all of them; 1 on one GPU.
+
+        tokens: of all GPUs together. Experts that are equally likely still get unequal numbers of few tokens: of n
+        tokens with k of E experts each, an expert's count varies by (E - k) / (k n) of its squared mean (derived: the
+        hypergeometric variance of n independent draws), to which that of the router's preferences is added.
+        """
         count, every, picked = (np.asarray(number, float) for number in (gpus, self.experts, self.experts_per_token))
         local = every / count
-        spread = np.asarray(self.imbalance, float) * np.sqrt(
-            (1 - 1 / count) / local * every / np.maximum(every - 1, 1.0)
+        drawn = np.maximum(every - picked, 0.0) / (picked * np.asarray(tokens, float))
+        spread = np.sqrt(
+            (np.asarray(self.imbalance, float) ** 2 + drawn)
+            * ((1 - 1 / count) / local * every / np.maximum(every - 1, 1.0))
         )
         most = np.minimum(picked, local) * count / picked  # every token sends it all that it can
         return np.asarray(np.minimum(1 + spread * largest_normal(count), np.maximum(most, 1.0)))
 
-    def active_experts(self, tokens: ArrayLike) -> Floats:
-        """Share of the experts that at least one of `tokens` tokens goes to, with all equally likely."""
-        chance = np.minimum(1.0, np.asarray(self.experts_per_token, float) / np.asarray(self.experts, float))
-        return np.asarray(1 - (1 - chance) ** np.asarray(tokens, float))
+    def active_experts(self, tokens: ArrayLike, gpus: ArrayLike = 1) -> Floats:
+        """Share of its experts that at least one of `tokens` tokens goes to, on the GPU of `gpus` where it is largest.
+
+        All experts are equally likely; numbers of active ones on GPUs are as independent draws, expert by expert.
+        """
+        every, count = np.asarray(self.experts, float), np.asarray(gpus, float)
+        chance = np.minimum(1.0, np.asarray(self.experts_per_token, float) / every)
+        mean = 1 - (1 - chance) ** np.asarray(tokens, float)
+        spread = np.sqrt(mean * (1 - mean) * (1 - 1 / count) / (every / count))
+        return np.asarray(np.minimum(mean + spread * largest_normal(count), 1.0))
 
 
 ExpertExchange = Literal["library", "all_to_all", "hybrid"]

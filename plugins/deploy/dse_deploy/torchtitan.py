@@ -2,7 +2,9 @@
 
 Sections, keys and values by default are those of torchtitan/config/job_config.py and torchtitan/distributed
 (pytorch/torchtitan, 2025): its tensor parallelism splits tokens between layers, its looped pipelines have two stages on
-each rank, and a pipeline cuts the local batch into micro-batches.
+each rank, and a pipeline cuts the local batch into micro-batches. Files of 2024 have other names, those of
+torchtitan/config_manager.py at 0011fb9: there a pipeline has as many micro-batches as ranks unless their number is
+given, so that each of them holds several sequences.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ _PLAIN: Mapping[str, str] = {
     "parallelism.pipeline_parallel_degree": "PIPELINE_PARALLEL_DEGREE",
     "parallelism.context_parallel_degree": "CONTEXT_PARALLEL_DEGREE",
     "parallelism.expert_parallel_degree": "EXPERT_PARALLEL_DEGREE",
+    "training.seq_len": "SEQUENCE_LENGTH",
     "training.mixed_precision_param": "MIXED_PRECISION_PARAM",
     "optimizer.early_step_in_backward": "OPTIMIZER_IN_BACKWARD",
 }
@@ -33,13 +36,29 @@ _AT_ONCE, _LOCAL, _GLOBAL = (
     "training.global_batch_size",
 )
 _MODE, _OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
-_CONVERTERS = "model.converters"
-_READ = (*_PLAIN, _REPLICATE, _SHARD, _RESHARD, _SCHEDULE, _AT_ONCE, _LOCAL, _GLOBAL, _MODE, _OPTION, _CONVERTERS)
+_CONVERTERS, _CUTS = "model.converters", "experimental.pipeline_parallel_split_points"
+_READ = (
+    *_PLAIN,
+    *(_REPLICATE, _SHARD, _RESHARD, _SCHEDULE, _AT_ONCE, _LOCAL, _GLOBAL, _MODE, _OPTION, _CONVERTERS, _CUTS),
+)
 _LOOPED = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 _RESHARDS: Mapping[str, bool] = {"always": True, "never": False}
 _EVERY_OTHER = "2"  # `selective_ac_option`: of two layers one is computed again
 _FORMATS: Mapping[str, str] = {"float8": "float8", "mx": "mx", "mxfp8": "mx"}
 _NO_TOML = "is no TOML"
+_FLOAT8_OF_2024, _MICRO_BATCHES = "float8.enable_float8_linear", "experimental.pipeline_parallel_microbatches"
+_NAMES_OF_2024: Mapping[str, str] = {
+    "training.tensor_parallel_degree": "parallelism.tensor_parallel_degree",
+    "training.data_parallel_degree": _SHARD,
+    "training.data_parallel_replicate_degree": _REPLICATE,
+    "training.data_parallel_shard_degree": _SHARD,
+    "experimental.enable_async_tensor_parallel": "parallelism.enable_async_tensor_parallel",
+    "experimental.context_parallel_degree": "parallelism.context_parallel_degree",
+    "experimental.pipeline_parallel_degree": "parallelism.pipeline_parallel_degree",
+    "experimental.pipeline_parallel_schedule": _SCHEDULE,
+    "training.batch_size": _LOCAL,
+}
+_SCHEDULES_OF_2024: Mapping[str, str] = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved_1f1b": "Interleaved1F1B"}
 
 
 def is_torchtitan(text: str) -> bool:
@@ -48,7 +67,8 @@ def is_torchtitan(text: str) -> bool:
         tree = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError):
         return False
-    return "parallelism" in tree or sum(name in tree for name in _SECTIONS) > 2
+    of_2024 = {"training", "experimental"} <= tree.keys()
+    return "parallelism" in tree or of_2024 or sum(name in tree for name in _SECTIONS) > 2
 
 
 def torchtitan_values(text: str) -> Values:
@@ -63,12 +83,36 @@ def torchtitan_values(text: str) -> Values:
     if not is_torchtitan(text):
         rule = "is TOML without the sections of torchtitan ([parallelism], [training])"
         raise ConfigError([Problem("settings", rule, ", ".join(tree)[:80])])
-    values = {path: value for name, entries in tree.items() for path, value in flattened(name, entries)}
+    values = _renamed({path: value for name, entries in tree.items() for path, value in flattened(name, entries)})
     yield from ((_PLAIN[path], value) for path, value in values.items() if path in _PLAIN)
     yield from _data_parallel(values)
     yield from _pipeline(values)
     yield from _batches(values)
     yield from _rest(values)
+
+
+def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a file of 2024 by the names of 2025; those of 2025 as they are.
+
+    Raises ConfigError for a local batch that the micro-batches of a file of 2024 do not divide.
+    """
+    named = {_NAMES_OF_2024.get(path, path): value for path, value in values.items()}
+    if named.keys() == values.keys():
+        return named
+    schedule = str(named.get(_SCHEDULE, ""))
+    if schedule in _SCHEDULES_OF_2024:
+        named[_SCHEDULE] = _SCHEDULES_OF_2024[schedule]
+    if named.pop(_FLOAT8_OF_2024, False):
+        named[_CONVERTERS] = ["float8"]
+    stages, local = _stages(named), _number(named, _LOCAL, 8)
+    if stages > 1:
+        count = _number(named, _MICRO_BATCHES, stages)
+        named.pop(_MICRO_BATCHES, None)
+        if count < 1 or local % count:
+            rule = f"does not divide training.batch_size ({local}), as torchtitan needs it"
+            raise ConfigError([Problem(f"settings.{_MICRO_BATCHES}", rule, count)])
+        named |= {_LOCAL: local, _AT_ONCE: local // count}
+    return named
 
 
 def _number(values: Mapping[str, Any], path: str, usual: int) -> int:
@@ -105,7 +149,8 @@ def _pipeline(values: Mapping[str, Any]) -> Values:
         schedule = str(values.get(_SCHEDULE, "1F1B"))
         yield "PIPELINE_SCHEDULE", schedule
         if schedule in _LOOPED[:2]:
-            yield "VIRTUAL_STAGES", 2
+            cuts = values.get(_CUTS, ())
+            yield "VIRTUAL_STAGES", max((len(cuts) + 1) // _stages(values), 1) if cuts else 2
 
 
 def _batches(values: Mapping[str, Any]) -> Values:

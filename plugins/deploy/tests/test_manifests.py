@@ -176,6 +176,48 @@ def titan(**parallelism: Any) -> str:
     return f"[parallelism]\n{rows}[training]\nlocal_batch_size = 4\n{other}"
 
 
+OF_2024 = """
+[training]
+batch_size = 32
+seq_len = 8192
+data_parallel_shard_degree = 8
+tensor_parallel_degree = 8
+[experimental]
+pipeline_parallel_degree = 8
+pipeline_parallel_schedule = "interleaved_1f1b"
+[float8]
+enable_float8_linear = true
+[activation_checkpoint]
+mode = "full"
+"""
+
+
+@pytest.mark.parametrize(
+    ("added", "stages", "run"),
+    [
+        ("", 2, {"batch": 4, "micro_batches": 8}),  # as many as ranks of the pipeline
+        ("pipeline_parallel_microbatches = 16", 2, {"batch": 2, "micro_batches": 16}),
+        (f"pipeline_parallel_split_points = {json.dumps(['layers.1'] * 31)}", 4, {"batch": 4, "micro_batches": 8}),
+    ],
+)
+def test_files_of_torchtitan_of_2024_have_their_own_names(
+    tmp_path: Path, added: str, stages: int, run: dict[str, int]
+) -> None:
+    (tmp_path / "a.toml").write_text(OF_2024.replace("[float8]", f"{added}\n[float8]"))
+    plan = plan_of("torch", tmp_path / "a.toml")
+    assert plan["parallel"] == {
+        **{"tp": 8, "pp": 8, "dp": 8, "zero": 3, "reshard": False, "sequence_parallel": True},
+        **{"pipeline": "interleaved", "virtual_stages": stages},
+    }
+    assert plan["run"] == {**run, "sequence_length": 8192, "products": "fp8", "recompute": "all"}
+
+
+def test_micro_batches_that_do_not_divide_the_batch_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(OF_2024.replace("batch_size = 32", "batch_size = 12"))
+    with pytest.raises(ConfigError, match="does not divide training"):
+        plan_of("torch", tmp_path / "a.toml")
+
+
 def test_torchtitan_replicas_are_those_of_both_degrees(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(titan(data_parallel_replicate_degree=2, data_parallel_shard_degree=1))
     assert plan_of("torch", tmp_path / "a.toml") == {
