@@ -38,7 +38,7 @@ from dse.space import set_path
 from dse_emit.table import Table, table_of
 from dse_emit.writing import Sizes, operator_file, package
 from simulators.overlap.backend import OverlapBackend
-from simulators.steps.sites import read_schedule
+from simulators.steps.overlap.sites import read_schedule
 from simulators.workloads.model_zoo import option_tree
 
 _MOST_RANKS = 8

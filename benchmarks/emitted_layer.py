@@ -134,7 +134,7 @@ def _package(before: str, after: str) -> Any:
     """The emitted `linear` of a schedule, with its operators. before, after: patterns on either side of a GEMM."""
     from dse_emit.table import table_of
     from dse_emit.writing import Sizes, package
-    from simulators.steps.sites import read_schedule
+    from simulators.steps.overlap.sites import read_schedule
 
     schedule = read_schedule(_SCHEDULE)
     tables = table_of(schedule, before, _RANKS), table_of(schedule, after, _RANKS, after=True)

@@ -35,8 +35,8 @@ from simulators.hardware.machine import System, View, tree_of
 from simulators.hardware.network import Pattern
 from simulators.hardware.parts import ELEMENT_BYTES, Precision
 from simulators.hardware.schedule_system import ScheduleSystem, schedules_see
-from simulators.steps.groups import groups
-from simulators.steps.operators import Exchange, Op, Platform, Product, Stream, collective, operator_costs
+from simulators.steps.operators.work import Exchange, Op, Platform, Product, Stream, collective, operator_costs
+from simulators.steps.spread.groups import groups
 from simulators.workloads.model import Parallel
 from simulators.workloads.operators import Elementwise, Gemm
 

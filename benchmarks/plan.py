@@ -31,7 +31,7 @@ from dse.cli import main as dse_main
 from dse.results.run_folder import Outputs
 from dse_calibration.overlap_measured.prefills import BASELINE, OVERLAPPED
 from simulators.steps.backend import StepBackend, metrics_of
-from simulators.steps.sites import SITES
+from simulators.steps.overlap.sites import SITES
 from simulators.workloads.model_zoo import model_tree, option_tree
 from validation import dualpipe, steps_measured
 from validation.left_out import FITTED, files_below, given_folder, report_left_out

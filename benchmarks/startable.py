@@ -35,13 +35,13 @@ from dse_deploy.facts import ModelFacts
 from dse_deploy.settings import tools, usual
 from dse_serving.steadiness import QUESTIONS, answers_moved
 from simulators.steps.backend import StepBackend
-from simulators.steps.build import iteration
-from simulators.steps.choices import OFF
-from simulators.steps.frameworks import switched_together
-from simulators.steps.given import with_values
-from simulators.steps.layouts import Layout, LayoutQuestion, LayoutSection
-from simulators.steps.scenarios import scenarios
-from simulators.steps.sites import SERIAL
+from simulators.steps.overlap.sites import SERIAL
+from simulators.steps.plan.choices import OFF
+from simulators.steps.plan.given_plan import with_values
+from simulators.steps.plan.layouts import Layout, LayoutQuestion, LayoutSection
+from simulators.steps.plan.scenarios import scenarios
+from simulators.steps.run.build import iteration
+from simulators.steps.spread.framework_rules import switched_together
 from studies.plan.judged import composed_design
 from studies.plan.plan_file import all_leaves, leaves_of, put_in
 from validation.framework_checks import CHECKS, Launch

@@ -26,9 +26,9 @@ from dse.config import compose
 from dse.study.plan import plan
 from dse.values import put
 from simulators.steps.backend import StepBackend
-from simulators.steps.build import iteration
 from simulators.steps.design import StepDesign
-from simulators.steps.projection import Profile, Size, by_kind, project_layer, serialized_share
+from simulators.steps.judge.projection import Profile, Size, by_kind, project_layer, serialized_share
+from simulators.steps.run.build import iteration
 from validation.amd_tables import amd_figures
 from validation.decode_tables import decode_figures
 from validation.plan_matrix import matrix_figures

@@ -14,7 +14,7 @@ _SCRIPT = """
 import re, sys
 from pathlib import Path
 from dse.errors.terminal import quiet
-from dse_traces.readers import read
+from dse_traces.readers.formats import read
 with quiet():
     profile = read(Path(sys.argv[1]))
 peak = re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())  # ru_maxrss counts the parent's, too

@@ -40,10 +40,10 @@ import numpy as np
 from benchmarks.trace_memory import import_peak_gb_per_million
 from dse.errors.terminal import quiet
 from dse_traces import DATA
-from dse_traces.advice import advise
-from dse_traces.profile import Profile, profile_of
-from dse_traces.readers import read
-from dse_traces.replay import replay
+from dse_traces.change.advice import advise
+from dse_traces.profile.kernels import Profile, profile_of
+from dse_traces.profile.replay import replay
+from dse_traces.readers.formats import read
 from validation import contention_laws, micro_batches
 from validation.hta import hidden_points_hta
 from validation.left_out import files_below, given_folder, report_left_out

@@ -14,10 +14,10 @@ from dse.backend import Batch, Results
 from dse.plugins import available
 from dse.space import set_path
 from simulators.steps.backend import StepBackend
-from simulators.steps.build import iteration
 from simulators.steps.design import StepDesign
-from simulators.steps.iteration import Iteration
-from simulators.steps.operators import ModelBlock
+from simulators.steps.operators.work import ModelBlock
+from simulators.steps.run.build import iteration
+from simulators.steps.run.iteration import Iteration
 from tests.support import shipped
 
 BACKEND: StepBackend = available("backend")["step"]()

@@ -18,8 +18,8 @@ from simulators.hardware import machine
 from simulators.hardware.device import Device
 from simulators.hardware.parts import Tile
 from simulators.hardware.schedule_system import ScheduleSystem, links_of
-from simulators.steps.groups import groups
-from simulators.steps.operators import Exchange, Op, Platform, Product, collective, operator_costs
+from simulators.steps.operators.work import Exchange, Op, Platform, Product, collective, operator_costs
+from simulators.steps.spread.groups import groups
 from simulators.workloads.model import Parallel
 from tests.support import backend, design, results, shipped
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.plugins import load
-from simulators.steps.pipelines import StageTurns, in_flight, overlaps
-from simulators.steps.task_graph import intervals, lower
-from simulators.steps.two_streams import Slot, TwoStreams
-from simulators.steps.two_streams import lower as lower_streams
+from simulators.steps.overlap.two_streams import Slot, TwoStreams
+from simulators.steps.overlap.two_streams import lower as lower_streams
+from simulators.steps.run.task_graph import intervals, lower
+from simulators.steps.spread.pipelines import StageTurns, in_flight, overlaps
 from simulators.workloads.spreading import PipelineSchedule
 from tests.iterations import BACKEND, NETWORK, gridded, made, metrics, step
 from tests.test_experts import EXPERTS, LATENT, small

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulators.steps.iteration import Iteration
-from simulators.steps.task_graph import intervals
+from simulators.steps.run.iteration import Iteration
+from simulators.steps.run.task_graph import intervals
 from simulators.workloads.experts import MixtureOfExperts, distinct_places, largest_normal
 from simulators.workloads.model_zoo import model_tree
 from tests.iterations import BACKEND, KERNELS, NETWORK, block, laid, made, metrics, step

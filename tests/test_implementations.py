@@ -12,10 +12,10 @@ from dse.config.compose import request
 from dse.config.options import list_options
 from dse.errors import ConfigError
 from simulators.steps.backend import StepBackend, metrics_of
-from simulators.steps.choices import CHOICES as CHOICES_OF_STEPS
 from simulators.steps.design import StepDesign
-from simulators.steps.implementations import GROUP, Mode, implementation, list_implementations
-from simulators.steps.sites import SITES, read_schedule
+from simulators.steps.overlap.implementations import GROUP, Mode, implementation, list_implementations
+from simulators.steps.overlap.sites import SITES, read_schedule
+from simulators.steps.plan.choices import CHOICES as CHOICES_OF_STEPS
 from tests.support import shipped
 
 GATHER, SUM = "ffn_in", "ffn_out"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dse.backend import Batch
 from simulators.hardware.machine import tree_of
 from simulators.overlap.backend import OverlapBackend
-from simulators.steps.implementations import implementation
+from simulators.steps.overlap.implementations import implementation
 from simulators.workloads.model_zoo import option_tree
 
 

@@ -35,7 +35,7 @@ from simulators.hardware.residuals import (
 from simulators.hardware.schedule_system import ScheduleSystem
 from simulators.overlap.backend import OverlapBackend
 from simulators.steps.backend import StepBackend
-from simulators.steps.build import iteration
+from simulators.steps.run.build import iteration
 from simulators.workloads.model_zoo import model_tree, option_tree
 
 NARROW = ResidualGroup("gemm", "h100", rows=99, low=-0.1, median=0.0, high=0.2, common=0.25, basis="own", source="t")

@@ -16,7 +16,7 @@ from dse import plugins
 from dse.config.options import accidents, list_options, unreadable
 from simulators.hardware.machine import System
 from simulators.hardware.schedule_system import ScheduleSystem
-from simulators.steps.sites import SITES
+from simulators.steps.overlap.sites import SITES
 from tests import iterations
 from tests.support import CONF, REPOSITORY, SOURCES, SYSTEMS, design, shipped, sources_of, syntax
 from tests.support import backend as overlap

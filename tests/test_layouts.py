@@ -17,10 +17,10 @@ from dse.results.run_folder import Outputs
 from dse.values import AtLeast, AtMost
 from simulators.hardware.machine import tree_of
 from simulators.steps.backend import StepBackend, metrics_of
-from simulators.steps.build import iteration
-from simulators.steps.choices import CONDITIONS, OFF
-from simulators.steps.layouts import Layout, LayoutQuestion, LayoutSection, usual
-from simulators.steps.sites import SITES
+from simulators.steps.overlap.sites import SITES
+from simulators.steps.plan.choices import CONDITIONS, OFF
+from simulators.steps.plan.layouts import Layout, LayoutQuestion, LayoutSection, usual
+from simulators.steps.run.build import iteration
 from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.plan.flips import Uncertain
 from studies.plan.step_plan import plans

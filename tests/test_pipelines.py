@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dse.plugins import load
-from simulators.steps.pipelines import StageTurns, in_flight
+from simulators.steps.spread.pipelines import StageTurns, in_flight
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.workloads.spreading import PipelineSchedule
 from tests.iterations import NETWORK, made, metrics, runs

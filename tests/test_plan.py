@@ -22,10 +22,10 @@ from dse.results.run_folder import Outputs
 from dse.space import get_path
 from dse.study.settings import Decide
 from simulators.steps.backend import StepBackend, metrics_of
-from simulators.steps.build import iteration
-from simulators.steps.given import AS_GIVEN, with_values
-from simulators.steps.scenarios import scenarios
-from simulators.steps.sites import SITES
+from simulators.steps.overlap.sites import SITES
+from simulators.steps.plan.given_plan import AS_GIVEN, with_values
+from simulators.steps.plan.scenarios import scenarios
+from simulators.steps.run.build import iteration
 from studies.plan import _gains as gains_of_choices
 from studies.plan.answer import ways_today
 from studies.plan.certainty import DrawnPlan, as_decided

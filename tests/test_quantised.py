@@ -12,9 +12,9 @@ from pydantic import BaseModel
 
 from dse.values import content_keys
 from simulators.hardware.pim import Format, Pim
-from simulators.steps.build import iteration
-from simulators.steps.quantised import copy_bytes, weights
-from simulators.steps.task_graph import intervals
+from simulators.steps.operators.quantised_weights import copy_bytes, weights
+from simulators.steps.run.build import iteration
+from simulators.steps.run.task_graph import intervals
 from tests.iterations import BACKEND, gridded, metrics, runs, single, step, tree
 from tests.support import drawn, number, shipped
 

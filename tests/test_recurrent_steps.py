@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from simulators.costs.gemm.fitted import FittedGemms
 from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
-from simulators.steps.operators import ModelBlock, Op, OperatorCost, Platform, operator_costs
-from simulators.steps.recurrent import speech_blocks, translation_blocks
-from simulators.steps.seqpoint import Iterations, choose, cut_parallel, cut_sequential, project_epoch
+from simulators.steps.epochs.seqpoint import Iterations, choose, cut_parallel, cut_sequential, project_epoch
+from simulators.steps.operators.recurrent import speech_blocks, translation_blocks
+from simulators.steps.operators.work import ModelBlock, Op, OperatorCost, Platform, operator_costs
 from simulators.workloads.model import Run, Speech, Translation
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 from tests.support import shipped

@@ -13,9 +13,9 @@ from dse.backend import Batch
 from dse.errors import ConfigError
 from simulators.hardware.machine import tree_of
 from simulators.steps.backend import metrics_of
-from simulators.steps.build import iteration
-from simulators.steps.sites import SITES, SiteSchedules, TensorGroup, read_schedule
-from simulators.steps.task_graph import intervals
+from simulators.steps.overlap.sites import SITES, SiteSchedules, TensorGroup, read_schedule
+from simulators.steps.run.build import iteration
+from simulators.steps.run.task_graph import intervals
 from simulators.workloads.model_zoo import model_tree
 from tests.iterations import BACKEND, gridded
 from tests.support import drawn, shipped
@@ -189,6 +189,6 @@ def test_every_site_has_a_schedule_that_it_can_have() -> None:
 
 
 def _places(block: Any) -> Any:
-    from simulators.steps.sites import places
+    from simulators.steps.overlap.sites import places
 
     return places(block.ops)

@@ -14,8 +14,8 @@ from dse.config.compose import request
 from dse.config.options import conf_dir, list_options, load_yaml
 from simulators.costs.expert_exchange import RoutedTokens, kernel_seconds
 from simulators.steps.backend import StepBackend
-from simulators.steps.blocks import model_weights
-from simulators.steps.build import iteration
+from simulators.steps.run.blocks import model_weights
+from simulators.steps.run.build import iteration
 from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.plan.stacks import defaults_of, measured_line, software_line, stack_words, tool_facts
 from tests.iterations import made, metrics, step

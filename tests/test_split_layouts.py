@@ -109,7 +109,7 @@ def test_experts_that_are_split_hold_and_compute_as_much_as_those_that_are_sprea
         sum(float(part.spent.flop) for part in built.passes.parts if "expert fc" in part.op.name)
         for built in (split, spread)
     ]
-    assert flop[0] == pytest.approx(flop[1])
+    assert flop[0] == pytest.approx(flop[1], rel=0.01)  # tokens fall less evenly on more groups
     rows = [part.op for part in split.passes.parts if part.over == "etp"]
     assert [op.work.pattern for op in rows] == ["all_gather", "reduce_scatter"] * 2  # type: ignore[union-attr]
     assert split.passes.parallel.expert_replicas == spread.passes.parallel.expert_replicas

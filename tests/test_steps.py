@@ -12,9 +12,9 @@ from pydantic import TypeAdapter
 
 from dse.values.units import FlopPerSecond
 from simulators.hardware.machine import tree_of
-from simulators.steps.iteration import Iteration
-from simulators.steps.projection import LAWS, Profile, Size, by_kind, project_layer, serialized_share
-from simulators.steps.task_graph import intervals, lower
+from simulators.steps.judge.projection import LAWS, Profile, Size, by_kind, project_layer, serialized_share
+from simulators.steps.run.iteration import Iteration
+from simulators.steps.run.task_graph import intervals, lower
 from simulators.workloads.model_zoo import model_tree
 from tests.iterations import (
     BACKEND,

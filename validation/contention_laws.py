@@ -22,11 +22,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from dse import plugins
-from dse_traces.contended import EXPECTED, Contended, contended
-from dse_traces.laws import Estimate, Laws, Penalty, assumed_laws, learn_laws, side_by_side
-from dse_traces.profile import Profile
-from dse_traces.rate_law import fit_rate_law
-from dse_traces.readers import read
+from dse_traces.laws.contention import Estimate, Laws, Penalty, assumed_laws, learn_laws, side_by_side
+from dse_traces.laws.rate_law import fit_rate_law
+from dse_traces.laws.task_graph import EXPECTED, Contended, contended
+from dse_traces.profile.kernels import Profile
+from dse_traces.readers.formats import read
 from simulators.taskgraph.graph import GraphBuilder
 from validation.expert_rows import read_rows
 from validation.left_out import files_below

@@ -28,11 +28,11 @@ import numpy as np
 from dse import plugins
 from simulators.hardware.machine import tree_of
 from simulators.steps.backend import StepBackend
-from simulators.steps.build import iteration
-from simulators.steps.experts import TokenExchange
-from simulators.steps.iteration import Iteration
-from simulators.steps.operators import ModelBlock, Product, StageOperator, Stream
-from simulators.steps.two_streams import lower
+from simulators.steps.operators.experts import TokenExchange
+from simulators.steps.operators.work import ModelBlock, Product, StageOperator, Stream
+from simulators.steps.overlap.two_streams import lower
+from simulators.steps.run.build import iteration
+from simulators.steps.run.iteration import Iteration
 from simulators.workloads.model_zoo import model_tree, option_tree
 
 TABLE = "kernels_layers_0_1.csv"

@@ -11,8 +11,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from dse_traces.profile import Profile
-from dse_traces.replay import replay
+from dse_traces.profile.kernels import Profile
+from dse_traces.profile.replay import replay
 
 _SECONDS = 600
 _SCRIPT = """

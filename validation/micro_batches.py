@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dse_traces.contended import contended
-from dse_traces.laws import assumed_laws
-from dse_traces.profile import Profile, profile_of
-from dse_traces.what_if import Plan, WhatIfs
+from dse_traces.change.what_if import Plan, WhatIfs
+from dse_traces.laws.contention import assumed_laws
+from dse_traces.laws.task_graph import contended
+from dse_traces.profile.kernels import Profile, profile_of
 from simulators.workloads.model_zoo import model_tree
 from validation.left_out import files_below
 

@@ -25,7 +25,7 @@ from typing import Any
 from dse.errors import ConfigError
 from simulators.hardware.machine import tree_of
 from simulators.steps.backend import StepBackend
-from simulators.steps.layouts import LayoutQuestion, LayoutSection, best_layout
+from simulators.steps.plan.layouts import LayoutQuestion, LayoutSection, best_layout
 from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.plan.stacks import stack_words
 

@@ -30,9 +30,9 @@ from simulators.hardware.device import Device
 from simulators.hardware.machine import merged, tree_of
 from simulators.hardware.parts import ELEMENT_BYTES
 from simulators.hardware.schedule_system import ScheduleSystem
-from simulators.steps.operators import Stream, streamed_seconds
-from simulators.steps.sizes import Sizes
-from simulators.steps.state_layers import state_layer
+from simulators.steps.operators.sizes import Sizes
+from simulators.steps.operators.state_layers import state_layer
+from simulators.steps.operators.work import Stream, streamed_seconds
 from simulators.workloads.model import Kernels, Parallel, Run, Transformer
 from simulators.workloads.model_zoo import model_tree, option_tree
 from studies import conccl as conccl_study

@@ -41,7 +41,7 @@ from dse_torch.tables import measured_gpus
 from simulators.hardware.machine import tree_of
 from simulators.hardware.schedule_system import ScheduleSystem
 from simulators.steps.backend import StepBackend
-from simulators.steps.build import iteration
+from simulators.steps.run.build import iteration
 from simulators.workloads.model_zoo import option_tree
 from validation.expert_rows import NODES, constants_of, error_of, is_fitted, node_of, predict, read_rows
 from validation.measured_step import Step

@@ -22,7 +22,7 @@ from typing import Any
 
 from dse.config.options import conf_dir
 from simulators.hardware.machine import tree_of
-from simulators.steps.sites import SITES
+from simulators.steps.overlap.sites import SITES
 from simulators.workloads.model_zoo import model_tree, option_tree
 from validation.left_out import files_below, given_folder
 from validation.measured_step import Step, settings, summary

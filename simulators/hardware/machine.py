@@ -90,8 +90,8 @@ class CostModels(Grown):
     `own` (likewise, constants that were fitted on this GPU alone). collective: `links`
     (`simulators.costs.transfer`: what CUs or copy engines move over the node's links) or `library`
     (`simulators.costs.collective`: what the library of collectives was measured to reach). sites: of a schedule at a
-    site (`simulators.steps.sites`): the longest path without contention, one GPU that stands for all, or every GPU of a
-    tp group, with unevenly sharded rows.
+    site (`simulators.steps.overlap.sites`): the longest path without contention, one GPU that stands for all, or every
+    GPU of a tp group, with unevenly sharded rows.
     """
 
     gemm: Annotated[Part[GemmModel], knob(structural=True)] = ABSENT

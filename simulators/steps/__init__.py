@@ -5,7 +5,7 @@ from dse.plugins import Command
 BACKENDS = {"step": "simulators.steps.backend:StepBackend"}
 COMMANDS = {
     "implementations": Command(
-        "simulators.steps.implementations:list_implementations",
+        "simulators.steps.overlap.implementations:list_implementations",
         "implementations [<name> ...]",
         "software that overlaps a GEMM and its collective: GPUs, schedules, sources of its constants",
         examples=("implementations", "implementations torch_async_tp"),

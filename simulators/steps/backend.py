@@ -26,8 +26,6 @@ from simulators.costs.chip import Chip
 from simulators.hardware.device import Device, ScheduledDevice
 from simulators.hardware.machine import Gpu, reads
 from simulators.hardware.pim import Format, InstructionSet
-from simulators.steps.build import blocks_of, iteration, schedules_of
-from simulators.steps.choices import condition_of
 from simulators.steps.design import (
     OPTIONAL,
     ScheduledDesign,
@@ -37,17 +35,28 @@ from simulators.steps.design import (
     reads_constant,
     rules,
 )
-from simulators.steps.epoch import METRICS as EPOCH_METRICS
-from simulators.steps.epoch import Epoch, alone
-from simulators.steps.frameworks import Stack, switch_rules
-from simulators.steps.iteration import Iteration
-from simulators.steps.layouts import Steps
-from simulators.steps.measures import LAWS, METRICS, SHARES, measure, memory, utilisation
-from simulators.steps.quantised import QuantisedWeights
-from simulators.steps.scenarios import CHOSEN, GIVEN, LISTS, SOFTWARE, check_lists, scenarios, with_layouts, with_plan
-from simulators.steps.seqpoint import Iterations, choose
-from simulators.steps.sites import SITES, places, read_sites, site_condition, site_rules
-from simulators.steps.task_graph import intervals, run
+from simulators.steps.epochs.epoch import METRICS as EPOCH_METRICS
+from simulators.steps.epochs.epoch import Epoch, alone
+from simulators.steps.epochs.seqpoint import Iterations, choose
+from simulators.steps.operators.quantised_weights import QuantisedWeights
+from simulators.steps.overlap.sites import SITES, places, read_sites, site_condition, site_rules
+from simulators.steps.plan.choices import condition_of
+from simulators.steps.plan.layouts import Steps
+from simulators.steps.plan.scenarios import (
+    CHOSEN,
+    GIVEN,
+    LISTS,
+    SOFTWARE,
+    check_lists,
+    scenarios,
+    with_layouts,
+    with_plan,
+)
+from simulators.steps.run.build import blocks_of, iteration, schedules_of
+from simulators.steps.run.iteration import Iteration
+from simulators.steps.run.measures import LAWS, METRICS, SHARES, measure, memory, utilisation
+from simulators.steps.run.task_graph import intervals, run
+from simulators.steps.spread.framework_rules import Stack, switch_rules
 from simulators.taskgraph.timeline import Timeline
 from simulators.workloads.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
@@ -192,7 +201,7 @@ class StepBackend(Backend):
         self._sections = Memo[Any](_MOST_SECTIONS)
 
     def sections(self, tree: Tree) -> None:
-        """Check the sections: those of a design, and lists of what scenarios have (`simulators.steps.scenarios`)."""
+        """Check the sections: those of a design, and lists of what scenarios have (`steps.plan.scenarios`)."""
         check, sections = Problems(), (*ScheduledDesign.model_fields, *LISTS, CHOSEN, GIVEN, SOFTWARE)
         for name in set(tree) - set(sections):
             check.add(name, "is not a known section", way_out=did_you_mean(name, sections))
@@ -205,8 +214,8 @@ class StepBackend(Backend):
 
     def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
         """The configuration itself, or a scenario for each of `models`, `systems` and `modes`, and for each of the best
-        layouts where these are chosen (`simulators.steps.layouts`), or of what a given plan is judged by
-        (`simulators.steps.given`).
+        layouts where these are chosen (`simulators.steps.plan.layouts`), or of what a given plan is judged by
+        (`simulators.steps.plan.given_plan`).
         """
         return with_plan(with_layouts(scenarios(tree), tree.get("layouts"), self.steps), tree, self.steps)
 
@@ -297,7 +306,7 @@ class StepBackend(Backend):
         self, designs: Sequence[BaseModel], *, samples: int, seed: int, exact: Sequence[str] = ()
     ) -> tuple[NDArray[np.float64], Mapping[str, str]]:
         """Times [designs, samples] of iterations with drawn errors, and what each kind of error rests on."""
-        from simulators.steps.drawn import draw_steps  # which few commands need
+        from simulators.steps.plan.drawn_errors import draw_steps  # which few commands need
 
         of_one_length = [typical(design) for design in designs if isinstance(design, StepDesign)]
         return draw_steps(of_one_length, iteration, samples=samples, seed=seed, exact=exact)

@@ -17,12 +17,11 @@ from simulators.hardware.machine import Gpu
 from simulators.hardware.network import link_rules
 from simulators.hardware.parts import Grown, Precision, StreamingRates
 from simulators.hardware.pim import Format, InstructionSet
-from simulators.steps.frameworks import Stack, stack_rules
-from simulators.steps.groups import leaves_node
-from simulators.steps.offload import offload_rules
-from simulators.steps.parallel_rules import parallel_rules, pass_rules
-from simulators.steps.quantised import QuantisedWeights
-from simulators.steps.seqpoint import Iterations
+from simulators.steps.epochs.seqpoint import Iterations
+from simulators.steps.operators.quantised_weights import QuantisedWeights
+from simulators.steps.spread.framework_rules import Stack, stack_rules
+from simulators.steps.spread.groups import leaves_node
+from simulators.steps.spread.parallel_rules import offload_rules, parallel_rules, pass_rules
 from simulators.workloads.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
@@ -49,7 +48,7 @@ class StepDesign(Grown):
 
 
 class ScheduledDesign(StepDesign):
-    """One iteration whose collectives of tensor parallelism have schedules, by site (`simulators.steps.sites`).
+    """One iteration whose collectives of tensor parallelism have schedules, by site (`simulators.steps.overlap.sites`).
 
     sites: schedules by the name of the site; those that are not named are serial.
     """

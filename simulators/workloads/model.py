@@ -191,15 +191,15 @@ class Run(PassTokens):
     with what follows up to its core: arXiv:2412.19437, section 3.2.3), half (all but attention in one kernel, partial
     sums and every other product of a layer, as torchtitan selects them), or all but the input of a layer;
     recompute_layers: of so many layers of a stage, None for all of them. offloaded_layers: of so many layers of a stage
-    activations wait in the host's memory for the backward pass (`simulators.steps.offload`), None for none. adapters:
-    rank of those beside attention's projections, which alone are trained (LoRA); None trains all. products: precision
-    that linear layers multiply at; None for that of all else. weights, kv_cache: formats that weights, and keys and
-    values, are stored in (`conf/data/weight_formats.yaml`), of inference; None for what the model's file says, else for
-    16 bits (32 at fp32). Products are no faster for it. gradients, optimizer_states: formats of what is trained: of
-    gradients as they are stored and reduced, and of the moments of the optimizer, whose weights stay as they are; None
-    for those of `parallel.gradient_bytes`, and for 32 bits. activations: that in which training keeps inputs of linear
-    layers; None for that of activations. scales: of products of 8 bits, for a tensor, a row or a block of numbers; None
-    for those of the software.
+    activations wait in the host's memory for the backward pass (`simulators.steps.run.offload`), None for none.
+    adapters: rank of those beside attention's projections, which alone are trained (LoRA); None trains all. products:
+    precision that linear layers multiply at; None for that of all else. weights, kv_cache: formats that weights, and
+    keys and values, are stored in (`conf/data/weight_formats.yaml`), of inference; None for what the model's file says,
+    else for 16 bits (32 at fp32). Products are no faster for it. gradients, optimizer_states: formats of what is
+    trained: of gradients as they are stored and reduced, and of the moments of the optimizer, whose weights stay as
+    they are; None for those of `parallel.gradient_bytes`, and for 32 bits. activations: that in which training keeps
+    inputs of linear layers; None for that of activations. scales: of products of 8 bits, for a tensor, a row or a block
+    of numbers; None for those of the software.
     """
 
     mode: Annotated[Literal["training", "prefill", "decode"], knob(structural=True)] = "training"
@@ -273,7 +273,8 @@ class Parallel(PipelineSchedule, ShardedData):
     reduce-scatter and an all-gather (arXiv:2205.05198). collectives: of tp and dp inside a node, by the library, or in
     the switch as far as it computes. Schedules of pipelines and split states: `simulators.workloads.spreading`.
     split_ctas: CTAs of the kernel that adds partial sums of one half of a prompt's tokens in the switch, and computes
-    the norm that follows, while the other half computes (`simulators.steps.token_splits`); 0: prompts are not split.
+    the norm that follows, while the other half computes (`simulators.steps.overlap.token_splits`); 0: prompts are not
+    split.
     """
 
     tp: Degree = 1
@@ -451,7 +452,7 @@ class Kernels(SourcedValue):
     without them says nothing of it, so that old designs keep their keys. shard_copies: over weights that dp splits,
     after they are gathered (forward), and over their gradients, before they are reduced (backward). host_s: time of an
     iteration in which the GPU waits for the host. host_launch_s: time that the host spends on one kernel of a pass
-    (`simulators.steps.launches`). host_batch_s: on a micro-batch before its passes, while the GPU waits.
+    (`simulators.steps.run.host_launches`). host_batch_s: on a micro-batch before its passes, while the GPU waits.
     host_sequence_s: on each sequence between two steps of inference (scheduler, sampler), graphs or not. graphs: modes
     of a step whose kernels are replayed as one graph, so that the host is not waited for; a design without them says
     nothing of it. experts: of layers with experts; None for one pass in order, and no more launches than operators.

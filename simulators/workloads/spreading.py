@@ -19,13 +19,13 @@ through all GPUs and back, with the memory of 1F1B, a half, or a third (V schedu
 from both ends at once, with two stages on each GPU (DualPipe, arXiv:2412.19437).
 """
 Exchanges = Literal["waited", "shared_expert", "two_micro_batches"]
-"""What dispatch and combine of experts run beside (`simulators.steps.exchanges`): nothing, the shared expert, or the
-other of two micro-batches.
+"""What dispatch and combine of experts run beside (`simulators.steps.overlap.expert_exchanges`): nothing, the shared
+expert, or the other of two micro-batches.
 """
 
 
 class PipelineSchedule(Frozen):
-    """Schedule of a pipeline (`simulators.steps.pipelines`).
+    """Schedule of a pipeline (`simulators.steps.spread.pipelines`).
 
     virtual_stages: parts of the model on each GPU, of `interleaved`. messages: between stages, which the next operator
     waits for, or beside compute. scatter_gather: each GPU of tp sends its share of a message over its own NIC, and the
@@ -33,7 +33,7 @@ class PipelineSchedule(Frozen):
     `beside` the layers of the first and the last stage, or count as layers themselves, so that these have one less
     (`account_for_embedding_in_pipeline_split`, `account_for_loss_in_pipeline_split` of Megatron-LM). backward_sums:
     of tp in the backward pass, which all waits for, or which run beside gradients of weights
-    (`simulators.steps.passes`). exchanges: of experts, which all waits for, or which run beside the shared
+    (`simulators.steps.run.passes`). exchanges: of experts, which all waits for, or which run beside the shared
     expert or the other of two micro-batches; a design that waits for them says nothing of it, so that old designs keep
     their keys.
     """
@@ -53,7 +53,7 @@ class PipelineSchedule(Frozen):
 
 
 class ShardedData(Frozen):
-    """States that the GPUs of dp split (ZeRO, arXiv:1910.02054; `simulators.steps.sharded_data`), and their exchange.
+    """States that the GPUs of dp split (ZeRO, arXiv:1910.02054; `steps.spread.sharded_states`), and their exchange.
 
     zero: 0: nothing; 1: the state of the optimizer; 2: gradients as well, reduced after each micro-batch; 3: weights as
     well (FSDP, arXiv:2304.11277), gathered layer by layer for the forward pass and, where `reshard` drops them after

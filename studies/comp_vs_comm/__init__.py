@@ -17,9 +17,9 @@ from dse.results.claims import ClaimResult
 from dse.results.run_folder import FinishedRun, Outputs
 from dse.space import Case
 from dse.values import put_all
-from simulators.steps.build import iteration
 from simulators.steps.design import StepDesign
-from simulators.steps.projection import COMMUNICATION, Profile, Size, by_kind, project_layer
+from simulators.steps.judge.projection import COMMUNICATION, Profile, Size, by_kind, project_layer
+from simulators.steps.run.build import iteration
 from simulators.workloads.model_zoo import model_tree
 from simulators.workloads.public_models import public
 from studies.common.facts import facts

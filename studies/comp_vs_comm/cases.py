@@ -10,7 +10,7 @@ import numpy as np
 from dse.config.compose import searched_knobs
 from dse.space import Case, get_path
 from simulators.hardware.device import Device
-from simulators.steps.given import with_values
+from simulators.steps.plan.given_plan import with_values
 from simulators.workloads.model import Transformer
 from simulators.workloads.model_zoo import model_tree
 from simulators.workloads.public_models import public

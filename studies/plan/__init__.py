@@ -1,10 +1,10 @@
 """A plan of a step: a schedule for every collective, and perhaps degrees of parallelism: what each choice gains, alone
 and together, where it flips, and how to get it today. A plan that is given is judged as it is (`studies.plan.judged`).
 
-Points are steps whose sites (`simulators.steps.sites`) have schedules. The plan of a scenario is its best point that
-fits the memory; `before` is the step with every site serial and nothing else done. With `parallel=auto` the best
-layouts (`simulators.steps.layouts`) are scenarios, of which the plan is the best. `plan.yaml` holds the plan.
-A step that fits in no point is no plan: the answer is by how much, and what fits (`studies.plan.fitting`).
+Points are steps whose sites (`simulators.steps.overlap.sites`) have schedules. The plan of a scenario is its best point
+that fits the memory; `before` is the step with every site serial and nothing else done. With `parallel=auto` the best
+layouts (`simulators.steps.plan.layouts`) are scenarios, of which the plan is the best. `plan.yaml` holds the plan. A
+step that fits in no point is no plan: the answer is by how much, and what fits (`studies.plan.fitting`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from dse.plots import Axis, Draw, FigureSheet, Frame, tables, timelines
 from dse.results.decisions import gain_text
 from dse.results.run_folder import CommandAnswer, FinishedRun, Outputs
 from dse.results.words import AS_FAST, cell
-from simulators.steps.choices import OFF
-from simulators.steps.given import AS_GIVEN
-from simulators.steps.iteration import Iteration
-from simulators.steps.task_graph import intervals
+from simulators.steps.plan.choices import OFF
+from simulators.steps.plan.given_plan import AS_GIVEN
+from simulators.steps.run.iteration import Iteration
+from simulators.steps.run.task_graph import intervals
 from studies.plain import Plain
 from studies.plan.answer import again_line, headline, plan_lines
 from studies.plan.certainty import as_decided, decide

@@ -12,9 +12,9 @@ from dse.results.decisions import Decision, gain_text
 from dse.results.words import AS_FAST, cell, gain_in_words
 from dse.space import get_path
 from simulators.steps.backend import StepBackend
-from simulators.steps.ideal import ideal_seconds
-from simulators.steps.layouts import Layout, LayoutQuestion, LayoutSection, usual
-from simulators.steps.sites import SERIAL, read_schedule
+from simulators.steps.judge.ideal import ideal_seconds
+from simulators.steps.overlap.sites import SERIAL, read_schedule
+from simulators.steps.plan.layouts import Layout, LayoutQuestion, LayoutSection, usual
 from studies.plan.fitting import may_not_fit
 from studies.plan.flips import Uncertain
 from studies.plan.plan_file import all_leaves, over_step, step_of_run

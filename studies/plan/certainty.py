@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dse.results.decisions import Decision, Drawing, gain_text, interval, most_helpful
 from dse.results.words import cell
 from dse.study.plan import Plan
-from simulators.steps.sites import SERIAL
+from simulators.steps.overlap.sites import SERIAL
 from studies.plan.step_plan import TIME, Choice, StepPlan
 
 Floats = NDArray[np.float64]

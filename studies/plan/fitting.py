@@ -17,10 +17,10 @@ import numpy as np
 from dse.errors import ConfigError
 from dse.space import get_path
 from simulators.steps.backend import StepBackend, metrics_of
-from simulators.steps.choices import OFF
 from simulators.steps.design import StepDesign
-from simulators.steps.given import with_values
-from simulators.steps.layouts import PATHS, Candidates, Layout, LayoutQuestion, LayoutSection
+from simulators.steps.plan.choices import OFF
+from simulators.steps.plan.given_plan import with_values
+from simulators.steps.plan.layouts import PATHS, Candidates, Layout, LayoutQuestion, LayoutSection
 from studies.plan.step_plan import MEMORY, StepPlan, most_memory
 
 # powers of two, which most degrees of parallelism are

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from dse.space import get_path
 from dse.values import put
 from dse.values.units import quantity_text
-from simulators.steps.build import iteration
 from simulators.steps.design import StepDesign
+from simulators.steps.run.build import iteration
 
 _ROUNDING = 1e-9  # of a step
 

@@ -1,7 +1,7 @@
 """The judgement of a plan that was given: its own time first, then what it is compared with, and what loses most.
 
-Points are scenarios of `simulators.steps.given`: the step as given, with nothing overlapped, with what tools do by
-themselves, and without each choice. A choice loses what the step without it is faster by.
+Points are scenarios of `simulators.steps.plan.given_plan`: the step as given, with nothing overlapped, with what tools
+do by themselves, and without each choice. A choice loses what the step without it is faster by.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dse.results.decisions import Decision, Drawing, gain_text, interval
 from dse.results.words import AS_FAST, cell, gain_in_words
 from dse.space import get_path
 from simulators.steps.backend import StepBackend
-from simulators.steps.build import iteration
-from simulators.steps.given import AS_GIVEN, AS_SERIAL, BY_DEFAULT, WITHOUT, GivenPlan, choices_at
-from simulators.steps.iteration import Iteration
-from simulators.steps.scenarios import APART
-from simulators.steps.scenarios import GIVEN as SECTION
-from simulators.steps.sites import SERIAL, SITES
+from simulators.steps.overlap.sites import SERIAL, SITES
+from simulators.steps.plan.given_plan import AS_GIVEN, AS_SERIAL, BY_DEFAULT, WITHOUT, GivenPlan, choices_at
+from simulators.steps.plan.scenarios import APART
+from simulators.steps.plan.scenarios import GIVEN as SECTION
+from simulators.steps.run.build import iteration
+from simulators.steps.run.iteration import Iteration
 from studies.plan.plan_file import put_in
 from studies.plan.stacks import software_line, tool_facts
 from studies.plan.step_plan import MEMORY, TIME, rates_of_a_gpu

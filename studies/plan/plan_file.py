@@ -15,7 +15,7 @@ from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.errors.parsing import parse_yaml
 from dse.files import read_text
 from dse.study import settings
-from simulators.steps.sites import SERIAL, SITES, read_schedule
+from simulators.steps.overlap.sites import SERIAL, SITES, read_schedule
 from simulators.workloads.model import Optimizer, Parallel, Run
 from studies.plan.stacks import tool_facts
 

@@ -16,7 +16,7 @@ from dse.errors import Problems
 from dse.space import get_path
 from dse.values import Frozen
 from simulators.hardware.machine import tree_of
-from simulators.steps.choices import OFF
+from simulators.steps.plan.choices import OFF
 from simulators.workloads.public_models import aliases
 
 Mode = Literal["training", "prefill", "decode"]

@@ -1,9 +1,9 @@
 """The plan of a step: what was chosen, what each choice gains alone and together, and the next best of each.
 
-A choice is the schedule of a site (`simulators.steps.sites`), or knobs of the step that are chosen together: whether
-tokens are split, when gradients are reduced, which schedule a pipeline has. `simulators.steps.choices` lists them, with
-the values at which nothing is done; sites that the framework switches together are one choice. A plan shows those that
-were searched and count in its step.
+A choice is the schedule of a site (`simulators.steps.overlap.sites`), or knobs of the step that are chosen together:
+whether tokens are split, when gradients are reduced, which schedule a pipeline has. `simulators.steps.plan.choices`
+lists them, with the values at which nothing is done; sites that the framework switches together are one choice. A plan
+shows those that were searched and count in its step.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import numpy as np
 
 from dse.space import get_path, set_path
 from simulators.steps.backend import StepBackend, metrics_of
-from simulators.steps.build import iteration
-from simulators.steps.choices import DECIDING, OFF, choices_with
 from simulators.steps.design import StepDesign
-from simulators.steps.experts import TokenExchange
-from simulators.steps.implementations import implementation
-from simulators.steps.iteration import Iteration
-from simulators.steps.layouts import PATHS, Layout, path_of
-from simulators.steps.scenarios import APART
-from simulators.steps.sites import SERIAL, SITES
+from simulators.steps.operators.experts import TokenExchange
+from simulators.steps.overlap.implementations import implementation
+from simulators.steps.overlap.sites import SERIAL, SITES
+from simulators.steps.plan.choices import DECIDING, OFF, choices_with
+from simulators.steps.plan.layouts import PATHS, Layout, path_of
+from simulators.steps.plan.scenarios import APART
+from simulators.steps.run.build import iteration
+from simulators.steps.run.iteration import Iteration
 from simulators.workloads.model_zoo import model_tree
 from studies.plan.stacks import defaults_of
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dse.results.words import cell
-from simulators.steps.blocks import ModelWeights, model_weights
 from simulators.steps.design import StepDesign
-from simulators.steps.stored import cache_format
+from simulators.steps.operators.stored_formats import cache_format
+from simulators.steps.run.blocks import ModelWeights, model_weights
 from simulators.workloads.model import Transformer
 
 _16_BITS = ("bf16", "fp16", "fp32")  # precisions that are formats, too

@@ -30,11 +30,11 @@ from dse_deploy.command import nearest, write_all
 from dse_deploy.planned_step import PlannedStep, check_target
 from dse_deploy.settings import tools
 from simulators.steps.backend import StepBackend
-from simulators.steps.build import iteration
-from simulators.steps.choices import OFF
-from simulators.steps.given import AS_GIVEN
-from simulators.steps.scenarios import APART, scenarios
-from simulators.steps.sites import SITES
+from simulators.steps.overlap.sites import SITES
+from simulators.steps.plan.choices import OFF
+from simulators.steps.plan.given_plan import AS_GIVEN
+from simulators.steps.plan.scenarios import APART, scenarios
+from simulators.steps.run.build import iteration
 from studies.plan import UNSEARCHED, given_section
 from studies.plan.judged import composed_design
 from studies.plan.plan_file import leaves_of

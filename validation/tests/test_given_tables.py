@@ -19,7 +19,7 @@ from dse_calibration.overlap_measured.gemm_collective import NEEDED
 from dse_calibration.overlap_measured.prefills import BASELINE, NO_SUMS, OVERLAPPED, predict_prefill
 from simulators.hardware.machine import tree_of
 from simulators.hardware.schedule_system import ScheduleSystem
-from simulators.steps.implementations import implementation
+from simulators.steps.overlap.implementations import implementation
 from validation.contention_laws import tables
 from validation.expert_rows import constants_of, node_of, predict, read_rows
 from validation.unseen_overlaps import fitted_again

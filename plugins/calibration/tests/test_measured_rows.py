@@ -15,7 +15,7 @@ from dse_calibration.measurements import MeasuredRows, read
 from dse_calibration.rows import cost_of
 from simulators.hardware import machine
 from simulators.hardware.device import Device
-from simulators.steps.operators import Op, Platform, Recurrence, operator_costs
+from simulators.steps.operators.work import Op, Platform, Recurrence, operator_costs
 from tests.test_costs import GEMMS, by_iterations, described
 from tests.test_recurrent_steps import VEGA
 

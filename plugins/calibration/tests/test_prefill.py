@@ -19,7 +19,8 @@ from simulators.hardware.machine import tree_of
 from simulators.hardware.parts import LoadedClock
 from simulators.steps.backend import StepBackend, metrics_of
 from simulators.steps.design import StepDesign
-from simulators.steps.token_splits import HALVES, beside_sums, hidden_s
+from simulators.steps.operators.fused_sums import HALVES
+from simulators.steps.overlap.token_splits import beside_sums, hidden_s
 from simulators.workloads.model_zoo import model_tree, option_tree
 
 SECONDS = st.floats(1e-6, 1e-2)

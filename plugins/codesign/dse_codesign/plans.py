@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from dse.values import Frozen
 from simulators.hardware.device import ScheduledDevice
 from simulators.steps.backend import StepBackend, metrics_of
-from simulators.steps.build import iteration
 from simulators.steps.design import ScheduledDesign
-from simulators.steps.ideal import ideal_candidates
-from simulators.steps.iteration import Iteration
-from simulators.steps.sites import SERIAL, SITES, SiteSchedules, TensorGroup, read_schedule
+from simulators.steps.judge.ideal import ideal_candidates
+from simulators.steps.overlap.sites import SERIAL, SITES, SiteSchedules, TensorGroup, read_schedule
+from simulators.steps.run.build import iteration
+from simulators.steps.run.iteration import Iteration
 
 Floats = NDArray[np.float64]
 Systems = Callable[[NDArray[np.intp]], ScheduledDevice]
@@ -34,8 +34,8 @@ METRICS = ("iteration_s", "tokens_per_s", "memory_bytes", "flop", "hbm_bytes")
 
 
 class PlanOptions(Frozen):
-    """Options of plans. sites: schedules by site, beside serial (`simulators.steps.sites`). collectives: who adds
-    up inside a node: the library, or the switch where it does.
+    """Options of plans. sites: schedules by site, beside serial (`simulators.steps.overlap.sites`). collectives: who
+    adds up inside a node: the library, or the switch where it does.
     """
 
     sites: Mapping[str, tuple[str, ...]] = {}

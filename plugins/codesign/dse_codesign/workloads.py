@@ -15,7 +15,7 @@ from dse.values.units import Number
 from dse_codesign.plans import PlanOptions
 from simulators.steps.backend import StepBackend
 from simulators.steps.design import ScheduledDesign
-from simulators.steps.sites import SITES, read_schedule
+from simulators.steps.overlap.sites import SITES, read_schedule
 from simulators.workloads.model_zoo import model_tree, option_tree
 
 

@@ -32,7 +32,7 @@ from simulators.costs.transfer import TransferMode, alone
 from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
 from simulators.hardware.schedule_system import ScheduleSystem, links_of
-from simulators.steps.groups import groups
+from simulators.steps.spread.groups import groups
 from simulators.workloads.model import Parallel
 
 FABRICS = {

@@ -22,8 +22,8 @@ from dse_deploy.manifests import manifest_kind, script_of
 from dse_deploy.reading import read, settings_of
 from dse_deploy.settings import Setting, SettingsFile, Tool, Written, tools, write
 from dse_deploy.shell import split_documents
-from simulators.steps.implementations import implementation
-from simulators.steps.sites import SERIAL, place_of
+from simulators.steps.overlap.implementations import implementation
+from simulators.steps.overlap.sites import SERIAL, place_of
 from studies.plan.plan_file import SECTIONS, Plan, put_in
 
 _MOST_BYTES = 1 << 20

@@ -27,15 +27,15 @@ from dse_deploy.planned_step import (
 )
 from dse_deploy.serving_plan import ServingFiles, serving_tree
 from dse_deploy.settings import Tool, Written, tools, usual
-from simulators.steps.choices import OFF
-from simulators.steps.sites import SERIAL, SITES
+from simulators.steps.overlap.sites import SERIAL, SITES
+from simulators.steps.plan.choices import OFF
 from studies.plan.judged import site_seconds
 from studies.plan.plan_file import Plan, check_plan, leaves_of, read_plan
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from simulators.steps.iteration import Iteration
+    from simulators.steps.run.iteration import Iteration
 
 
 def export(words: Sequence[str]) -> CommandAnswer:

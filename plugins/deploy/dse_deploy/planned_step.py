@@ -1,8 +1,8 @@
 """What a plan, and the nearest that a tool can say, take: the step of the plan's run timed with each.
 
 The step is that of the run beside the plan's file, or the one that was typed (model=..., system=..., run.mode=...).
-What a tool does by itself counts below what its files say. A setting of a choice (`simulators.steps.given.CHOICES`) is
-left out where the step is faster without it.
+What a tool does by itself counts below what its files say. A setting of a choice
+(`simulators.steps.plan.given_plan.CHOICES`) is left out where the step is faster without it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from dse_deploy.command import nearest, write_all
 from dse_deploy.facts import ModelFacts
 from dse_deploy.settings import Written, tools
 from simulators.steps.backend import StepBackend
-from simulators.steps.build import iteration
-from simulators.steps.choices import OFF
-from simulators.steps.given import GivenPlan, ToolDefaults, given_tree, serial_tree, with_values
-from simulators.steps.iteration import Iteration
-from simulators.steps.measures import memory
-from simulators.steps.scenarios import scenarios
+from simulators.steps.plan.choices import OFF
+from simulators.steps.plan.given_plan import GivenPlan, ToolDefaults, given_tree, serial_tree, with_values
+from simulators.steps.plan.scenarios import scenarios
+from simulators.steps.run.build import iteration
+from simulators.steps.run.iteration import Iteration
+from simulators.steps.run.measures import memory
 from studies.plan.judged import composed_design
 from studies.plan.plan_file import Plan, flattened, leaves_of, over_step, put_in, read_plan
 from studies.plan.stacks import stack_words

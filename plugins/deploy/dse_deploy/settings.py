@@ -24,8 +24,8 @@ from dse.space import get_path
 from dse.values import Frozen
 from dse_deploy.facts import COVERED, FACTS, UNKNOWN, ModelFacts
 from dse_deploy.user_buffers import LAYERS, METHODS, layers_of, sites_of, with_all_sums
-from simulators.steps.choices import OFF
-from simulators.steps.sites import SERIAL, SITES, read_schedule
+from simulators.steps.overlap.sites import SERIAL, SITES, read_schedule
+from simulators.steps.plan.choices import OFF
 from studies.plan.plan_file import SECTION_MODELS, Plan, leaves_of, put_in
 from studies.plan.stacks import ToolFacts, tool_facts
 

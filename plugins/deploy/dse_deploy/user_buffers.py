@@ -23,7 +23,7 @@ from pydantic import Field
 from dse.errors import Problems, did_you_mean
 from dse.values import Frozen
 from dse.values.units import Integer
-from simulators.steps.sites import SERIAL, SITES, read_schedule
+from simulators.steps.overlap.sites import SERIAL, SITES, read_schedule
 
 _USUAL_SMS = 16  # of a pipeline and in bulk
 MOST_SMS = 32

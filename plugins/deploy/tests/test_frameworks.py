@@ -29,7 +29,7 @@ from dse_deploy.settings import tools
 from dse_deploy.shell import read_script
 from dse_deploy.user_buffers import UserBuffer, layers_of, read_layers, sites_of
 from simulators.steps.design import ScheduledDesign
-from simulators.steps.sites import SITES, read_schedule
+from simulators.steps.overlap.sites import SITES, read_schedule
 from simulators.workloads.model import Optimizer, Parallel
 from studies.plan import given_section
 from studies.plan.plan_file import check_plan, leaves_of, read_plan, step_of_run, step_words

@@ -10,8 +10,8 @@ from dse_deploy.command import nearest, write_all
 from dse_deploy.facts import ModelFacts
 from dse_deploy.settings import tools
 from simulators.steps.backend import StepBackend
-from simulators.steps.frameworks import framework_rules
-from simulators.steps.scenarios import scenarios
+from simulators.steps.plan.scenarios import scenarios
+from simulators.steps.spread.framework_rules import framework_rules
 from studies.plan.judged import composed_design
 from studies.plan.stacks import tool_facts
 from validation.framework_checks import CHECKS, Launch

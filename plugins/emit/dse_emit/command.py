@@ -16,7 +16,7 @@ from dse.study.plan_again import Present
 from dse.study.replay import stored_point
 from dse_emit.table import REVERSED, table_of
 from dse_emit.writing import Sizes, operator_file, package
-from simulators.steps.sites import SITES, read_schedule
+from simulators.steps.overlap.sites import SITES, read_schedule
 from studies.plan.plan_file import check_plan, read_plan
 
 _SIZES = ("gpus", "m", "n", "k")

@@ -24,7 +24,7 @@ from dse.errors import ConfigError
 from dse_emit.command import emit
 from dse_emit.table import Step, Table, table_of
 from dse_emit.writing import Sizes, package
-from simulators.steps.sites import read_schedule
+from simulators.steps.overlap.sites import read_schedule
 from tests.support import REPOSITORY, drawn
 
 MOST_LINES = 200

@@ -18,7 +18,7 @@ from dse_hub.model_file import hub_tree
 from dse_hub.rules import UnfitValue, evaluate
 from dse_hub.types import hub_type, readable_types
 from simulators.steps.backend import StepBackend, metrics_of
-from simulators.steps.blocks import model_weights
+from simulators.steps.run.blocks import model_weights
 from simulators.workloads.model import Kernels, Run, Transformer
 from simulators.workloads.model_zoo import option_tree
 from simulators.workloads.public_models import public

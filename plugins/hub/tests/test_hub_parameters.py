@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dse.errors import ConfigError
 from dse_hub.model_file import hub_tree
 from dse_hub.types import readable_types, refused_types
-from simulators.steps.blocks import model_weights
+from simulators.steps.run.blocks import model_weights
 from simulators.workloads.model import Kernels, Run, Transformer
 from simulators.workloads.model_zoo import option_tree
 from tests.support import drawn

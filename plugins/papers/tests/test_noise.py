@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from dse_papers.seqpoint import noise, tails
-from simulators.steps.seqpoint import Iterations, choose
+from simulators.steps.epochs.seqpoint import Iterations, choose
 from simulators.workloads.sequence_lengths import Lengths
 from tests.support import shipped
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from dse.errors import ConfigError
-from simulators.steps.seqpoint import (
+from simulators.steps.epochs.seqpoint import (
     Iterations,
     choose,
     cut_sequential,

@@ -6,8 +6,8 @@ beside moved data (`gpu.contention.gemm_beside_cus`); L: layers of a stage.
 
     waited             C + A + S
     in_switch          the same, with sums in the switch (`parallel.collectives`)
-    halves             prompts in two halves, one sums while the other computes (`simulators.steps.token_splits`)
-    shared_expert, two_micro_batches    exchanges of experts beside them (`simulators.steps.exchanges`)
+    halves             prompts in two halves, one sums while the other computes (`steps.overlap.token_splits`)
+    shared_expert, two_micro_batches    exchanges of experts beside them (`simulators.steps.overlap.expert_exchanges`)
     nano               two halves, of which one multiplies while another attends and another exchanges:
                        max(2 f C', 2 A', 2 S', V, f C' + A' + S') + (f C' + A' + S') / L     ' : of n / 2, b / 2
 

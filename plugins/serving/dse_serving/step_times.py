@@ -22,11 +22,11 @@ from pydantic import Field
 from dse.values import Frozen
 from dse.values.units import Number, Seconds
 from dse_serving.columns import PER_OCTAVE
-from simulators.steps.build import iteration
 from simulators.steps.design import StepDesign
-from simulators.steps.experts import TokenExchange
-from simulators.steps.iteration import Iteration
-from simulators.steps.operators import Exchange, Product, StageOperator, Work, num_kernels, quotient
+from simulators.steps.operators.experts import TokenExchange
+from simulators.steps.operators.work import Exchange, Product, StageOperator, Work, num_kernels, quotient
+from simulators.steps.run.build import iteration
+from simulators.steps.run.iteration import Iteration
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -20,9 +20,9 @@ from typing import Any
 
 from dse.config.compose import request
 from simulators.steps.backend import StepBackend
-from simulators.steps.build import iteration
 from simulators.steps.design import StepDesign
-from simulators.steps.operators import Product, Stream
+from simulators.steps.operators.work import Product, Stream
+from simulators.steps.run.build import iteration
 from simulators.workloads.model_zoo import model_tree
 
 TABLE = Path(__file__).parent / "conf" / "data" / "bert_step.csv"

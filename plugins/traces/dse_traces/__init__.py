@@ -47,7 +47,7 @@ PHRASES = {
 _KERNELS = "a YAML file that names kernels: a class, and patterns of the names of its kernels"
 COMMANDS = {
     "profile import": Command(
-        "dse_traces.trace_command:trace_import",
+        "dse_traces.commands.import_profile:trace_import",
         "profile import profile=<file> [kernels=<file>] [system=<machine>] [out=<folder>]",
         "a profile (PyTorch, Nsight Systems, rocprof, Chakra): what is hidden, what waits for what, and its replay",
         {
@@ -59,7 +59,7 @@ COMMANDS = {
         ("profile import profile=run.json.gz",),
     ),
     "profile explain": Command(
-        "dse_traces.explain_command:explain",
+        "dse_traces.commands.explain:explain",
         "profile explain <A> <B> [kernels=<file>] [out=<folder>]",
         "where the difference between two profiles, or points (<study>:<key>), comes from, cause by cause",
         {
@@ -71,7 +71,7 @@ COMMANDS = {
         ("profile explain before.json.gz after.json.gz", "profile explain ficco_sweep:1a2b3c ficco_sweep:4d5e6f"),
     ),
     "profile export": Command(
-        "dse_traces.export_command:chakra_export",
+        "dse_traces.commands.export:chakra_export",
         "profile export study=<name> key=... | profile=<file>",
         "execution traces (Chakra) of a stored point or a profile, for ASTRA-sim and others [ranks=8]",
         {
@@ -87,7 +87,7 @@ COMMANDS = {
         ("profile export study=ficco_sweep key=1a2b3c", "profile export profile=run.json.gz ranks=8"),
     ),
     "profile advise": Command(
-        "dse_traces.advise_command:advise_profile",
+        "dse_traces.commands.advise:advise_profile",
         "profile advise profile=<file> [system=<machine>] [kernels=<file>] [out=<folder>]",
         "a profile: what each collective costs, which change of it gains most, and all changes together",
         {

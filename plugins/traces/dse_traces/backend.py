@@ -18,7 +18,9 @@ from dse.backend import Backend, Batch, Columns, Interval, Law, Metric, Replay, 
 from dse.errors import ConfigError, Problem, Problems, did_you_mean, validate_as
 from dse.space import get_path
 from dse.values import LABELS, condition, content_key, distinct
-from dse_traces.contended import EXPECTED, Contended, contended
+from dse_traces.change.other_gpu import pace_of
+from dse_traces.change.plan_results import Outcomes, outcomes
+from dse_traces.change.what_if import WhatIfs
 from dse_traces.design import (
     GroupPlan,
     PlanKnobs,
@@ -28,15 +30,13 @@ from dse_traces.design import (
     group_name,
     located,
 )
-from dse_traces.kernel_classes import read_patterns
-from dse_traces.laws import assumed_laws, learn_laws
-from dse_traces.machine import ProfiledMachine, machine_named
-from dse_traces.other_gpu import pace_of
-from dse_traces.outcomes import Outcomes, outcomes
-from dse_traces.profile import Profile, classify
-from dse_traces.readers import files_of, read_ranks
-from dse_traces.unknown import nothing_to_move, unknown_kernels
-from dse_traces.what_if import WhatIfs
+from dse_traces.laws.contention import assumed_laws, learn_laws
+from dse_traces.laws.machine import ProfiledMachine, machine_named
+from dse_traces.laws.task_graph import EXPECTED, Contended, contended
+from dse_traces.profile.kernel_classes import read_patterns
+from dse_traces.profile.kernels import Profile, classify
+from dse_traces.profile.unnamed_kernels import nothing_to_move, unknown_kernels
+from dse_traces.readers.formats import files_of, read_ranks
 from simulators.hardware.machine import reads
 from simulators.taskgraph.timeline import Timeline
 

@@ -2,11 +2,11 @@
 
 Values of a plan:
 
-    order           when collectives run (`dse_traces.effects.ORDERS`, with _ for spaces)
+    order           when collectives run (`dse_traces.change.settings.ORDERS`, with _ for spaces)
     sms             SMs that each collective holds; 0: as recorded
     mover           what moves the data: sms, copy_engines, switch
     link            factor on the rate of links
-    fused           kernels bound by memory run with the kernel before them (`dse_traces.fusion`)
+    fused           kernels bound by memory run with the kernel before them (`dse_traces.change.fusion`)
     micro_batches   halves of the batch, of which one computes while the other communicates (`.micro_batches`)
     gpu             another machine, whose GPU computes; null: the one that was recorded
     groups          what is different for a group of collectives: c1 (that with the most time), c2, ...
@@ -26,10 +26,10 @@ from dse.values import Frozen, knob
 from dse.values.units import Integer, Number
 from dse_chakra.packed import MOST_STREAMED
 from dse_traces import DATA
-from dse_traces.effects import Mover, Setting
-from dse_traces.imported import TABLE, is_imported
-from dse_traces.machine import ProfiledMachine
-from dse_traces.what_if import Plan
+from dse_traces.change.settings import Mover, Setting
+from dse_traces.change.what_if import Plan
+from dse_traces.laws.machine import ProfiledMachine
+from dse_traces.readers.imported_folders import TABLE, is_imported
 
 Order = Literal[
     "as_recorded",
@@ -52,7 +52,7 @@ _Link = Annotated[Number, Field(ge=0.01, le=1000)]
 class Recorded(Frozen):
     """A recorded run. content: hash of its file; note: its path; rank: of several in a file, the place of it.
 
-    kernels: patterns of names of kernels by class (`dse_traces.kernel_classes`), which come before our own.
+    kernels: patterns of names of kernels by class (`dse_traces.profile.kernel_classes`), which come before our own.
     """
 
     content: str

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from benchmarks.traces import made_training
 from dse.cli import main
 from dse.errors import ConfigError
-from dse_traces.advice import Advice, advise, machine_of
-from dse_traces.contended import EXPECTED, contended
-from dse_traces.effects import FIRST, LATER, Setting
-from dse_traces.laws import assumed_laws, learn_laws
-from dse_traces.profile import Profile, profile_of
-from dse_traces.ranks import match
-from dse_traces.what_if import Plan, WhatIfs, best_together, lower_bound, ordered, try_all
+from dse_traces.change.advice import Advice, advise, machine_of
+from dse_traces.change.settings import FIRST, LATER, Setting
+from dse_traces.change.what_if import Plan, WhatIfs, best_together, lower_bound, ordered, try_all
+from dse_traces.laws.contention import assumed_laws, learn_laws
+from dse_traces.laws.task_graph import EXPECTED, contended
+from dse_traces.profile.kernels import Profile, profile_of
+from dse_traces.profile.ranks import match
 from tests.support import drawn
 
 US = 1e-6

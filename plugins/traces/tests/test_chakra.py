@@ -18,10 +18,10 @@ from dse.errors import ConfigError
 from dse_chakra.files import ExecutionTrace, TraceNode, read_chakra, write_chakra
 from dse_chakra.messages import COLLECTIVES, NODE_TYPES, message
 from dse_traces import DATA
-from dse_traces.chakra_graphs import collective_of, profile_of_trace, task_graph_of, trace_of_run
-from dse_traces.export_command import traces_of_design
-from dse_traces.readers import read
-from dse_traces.replay import replay
+from dse_traces.commands.export import traces_of_design
+from dse_traces.profile.replay import replay
+from dse_traces.readers.chakra_graphs import collective_of, profile_of_trace, task_graph_of, trace_of_run
+from dse_traces.readers.formats import read
 from simulators.taskgraph.graph import TaskGraph
 from tests import graphs
 from tests.support import damage, drawn

@@ -13,8 +13,7 @@ import pytest
 
 from dse.errors import ConfigError
 from dse_traces import DATA
-from dse_traces.contended import EXPECTED, Numbers, contended
-from dse_traces.laws import (
+from dse_traces.laws.contention import (
     Laws,
     assumed_laws,
     learn_laws,
@@ -23,9 +22,10 @@ from dse_traces.laws import (
     side_by_side,
     waves,
 )
-from dse_traces.profile import Profile, profile_of
-from dse_traces.rate_law import RateLaw, fit_rate_law
-from dse_traces.readers import read
+from dse_traces.laws.rate_law import RateLaw, fit_rate_law
+from dse_traces.laws.task_graph import EXPECTED, Numbers, contended
+from dse_traces.profile.kernels import Profile, profile_of
+from dse_traces.readers.formats import read
 from validation import contention_laws
 
 US = 1e-6

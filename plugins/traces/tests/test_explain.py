@@ -21,7 +21,11 @@ from dse.backend import Batch
 from dse.cli import main
 from dse.study.plan_again import plan_words
 from dse_traces import DATA
-from dse_traces.causes import (
+from dse_traces.commands.explain import answer, explained, limits_of, summary
+from dse_traces.profile.critical_path import HOST, critical_path
+from dse_traces.profile.explanation import POINT, Explained, compare
+from dse_traces.profile.kernels import profile_of
+from dse_traces.profile.path_causes import (
     CAUSES,
     CONTENTION,
     DECOMPOSITION,
@@ -32,11 +36,7 @@ from dse_traces.causes import (
     Stretch,
     path_stretches,
 )
-from dse_traces.critical_path import HOST, critical_path
-from dse_traces.explain_command import answer, explained, limits_of, summary
-from dse_traces.explanation import POINT, Explained, compare
-from dse_traces.profile import profile_of
-from dse_traces.waits import waits
+from dse_traces.profile.waits import waits
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.taskgraph.timeline import Timeline
 from tests.graphs import graphs

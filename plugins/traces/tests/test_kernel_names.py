@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 from dse.cli import main
 from dse.errors import ConfigError
-from dse_traces.advice import advise
-from dse_traces.communication import communication_lines, copy_runs
-from dse_traces.kernel_classes import CLASSES, kernel_class, read_patterns
-from dse_traces.kernel_names import reduce_name
-from dse_traces.profile import Profile, classify, profile_of
-from dse_traces.ranks import match
-from dse_traces.readers import read
-from dse_traces.replay import replay
-from dse_traces.unknown import nothing_to_move, unknown_kernels, unknown_lines, unused_patterns
+from dse_traces.change.advice import advise
+from dse_traces.profile.hidden_communication import communication_lines, copy_runs
+from dse_traces.profile.kernel_classes import CLASSES, kernel_class, read_patterns
+from dse_traces.profile.kernel_names import reduce_name
+from dse_traces.profile.kernels import Profile, classify, profile_of
+from dse_traces.profile.ranks import match
+from dse_traces.profile.replay import replay
+from dse_traces.profile.unnamed_kernels import nothing_to_move, unknown_kernels, unknown_lines, unused_patterns
+from dse_traces.readers.formats import read
 
 NAMES = yaml.safe_load((Path(__file__).parent / "data" / "kernel_names.yaml").read_text("utf-8"))
 GEMM, PEER = "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT", "Memcpy PtoP (Device -> Device)"

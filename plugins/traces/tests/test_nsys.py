@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.errors import ConfigError
-from dse_traces.nsys import read_nsys
-from dse_traces.readers import read, read_ranks
-from dse_traces.replay import replay
+from dse_traces.profile.replay import replay
+from dse_traces.readers.formats import read, read_ranks
+from dse_traces.readers.nsys import read_nsys
 from tests.support import damage, drawn
 
 US = 1e-6

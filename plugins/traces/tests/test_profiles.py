@@ -16,12 +16,12 @@ import yaml
 from benchmarks.traces import made_events, profiles, replayed
 from dse.cli import main
 from dse.errors import ConfigError
-from dse_traces.import_command import kernels
-from dse_traces.kernel_classes import kernel_class
-from dse_traces.profile import Profile, profile_of
-from dse_traces.readers import read
-from dse_traces.replay import replay
-from dse_traces.waits import CAUSES, OTHER_STREAM, SMS, UNKNOWN, waits
+from dse_traces.commands.one_rank import kernels
+from dse_traces.profile.kernel_classes import kernel_class
+from dse_traces.profile.kernels import Profile, profile_of
+from dse_traces.profile.replay import replay
+from dse_traces.profile.waits import CAUSES, OTHER_STREAM, SMS, UNKNOWN, waits
+from dse_traces.readers.formats import read
 
 GEMM, SUM = "sm90_xmma_gemm_bf16", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 US = 1e-6

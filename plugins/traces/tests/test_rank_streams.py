@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dse_traces.profile import Profile, profile_of
-from dse_traces.ranks import Ranks, match
-from dse_traces.ranks_command import answer
-from dse_traces.replay import replay
+from dse_traces.commands.several_ranks import answer
+from dse_traces.profile.kernels import Profile, profile_of
+from dse_traces.profile.ranks import Ranks, match
+from dse_traces.profile.replay import replay
 from tests.support import drawn
 
 US = 1e-6

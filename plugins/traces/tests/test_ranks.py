@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from dse.cli import main
 from dse.errors import ConfigError
-from dse_traces.profile import Profile
-from dse_traces.ranks import Ranks, match, replay_without_waiting
-from dse_traces.ranks_command import answer, ranks_summary
-from dse_traces.readers import files_of, read
-from dse_traces.replay import replay
+from dse_traces.commands.several_ranks import answer, ranks_summary
+from dse_traces.profile.kernels import Profile
+from dse_traces.profile.ranks import Ranks, match, replay_without_waiting
+from dse_traces.profile.replay import replay
+from dse_traces.readers.formats import files_of, read
 from tests.support import drawn
 
 US = 1e-6

@@ -13,10 +13,10 @@ import pytest
 
 from dse.errors import ConfigError
 from dse_chakra import packed
-from dse_traces import profile as profile_module
-from dse_traces.import_command import answer
-from dse_traces.readers import files_of, read, read_ranks
-from dse_traces.replay import replay
+from dse_traces.commands.one_rank import answer
+from dse_traces.profile import kernels as profile_module
+from dse_traces.profile.replay import replay
+from dse_traces.readers.formats import files_of, read, read_ranks
 
 US = 1e-6
 KERNELS = (

@@ -25,12 +25,13 @@ from hypothesis import strategies as st
 from dse.errors import ConfigError
 from dse_chakra.files import ExecutionTrace, TraceNode, write_chakra
 from dse_chakra.packed import open_packed
-from dse_traces import import_command, ranks_command
-from dse_traces.chrome import read_chrome
-from dse_traces.json_records import JsonRecords
-from dse_traces.profile import MOST_GPUS, Profile, profile_of
-from dse_traces.readers import read, read_ranks
-from dse_traces.replay import replay
+from dse_traces.commands import one_rank as import_command
+from dse_traces.commands import several_ranks as ranks_command
+from dse_traces.profile.kernels import MOST_GPUS, Profile, profile_of
+from dse_traces.profile.replay import replay
+from dse_traces.readers.chrome import read_chrome
+from dse_traces.readers.formats import read, read_ranks
+from dse_traces.readers.json_records import JsonRecords
 from tests.support import drawn
 
 GEMM, SUM = "sm90_gemm_bf16", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"

@@ -22,19 +22,19 @@ from dse.values import leaves, put
 from dse_calibration.measurements import MeasuredRows
 from dse_calibration.predictions import predicted_by
 from dse_traces import DATA
-from dse_traces.advice import advise
-from dse_traces.advise_command import what_ifs as rows_of
 from dse_traces.backend import ProfileBackend
-from dse_traces.contended import EXPECTED, contended
+from dse_traces.change.advice import advise
+from dse_traces.change.micro_batches import penalties
+from dse_traces.change.what_if import Plan, WhatIfs
+from dse_traces.commands.advise import what_ifs as rows_of
 from dse_traces.design import PlanKnobs, ProfileDesign
-from dse_traces.laws import assumed_laws
-from dse_traces.micro_batches import penalties
-from dse_traces.own_residuals import with_residuals
-from dse_traces.profile import Profile, profile_of
-from dse_traces.readers import files_of, read, read_ranks
-from dse_traces.shapes import parse_shape, shape_text
+from dse_traces.laws.contention import assumed_laws
+from dse_traces.laws.own_residuals import with_residuals
+from dse_traces.laws.task_graph import EXPECTED, contended
+from dse_traces.profile.kernels import Profile, profile_of
+from dse_traces.profile.shapes import parse_shape, shape_text
+from dse_traces.readers.formats import files_of, read, read_ranks
 from dse_traces.study import gains
-from dse_traces.what_if import Plan, WhatIfs
 from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
 from simulators.hardware.residuals import OWN, JointDraws

@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks.trace_memory import import_peak_gb_per_million
 from benchmarks.traces import made_events, profiles
-from dse_traces.overlap import overlapped
-from dse_traces.readers import read
-from dse_traces.replay import replay
+from dse_traces.profile.overlap import overlapped
+from dse_traces.profile.replay import replay
+from dse_traces.readers.formats import read
 from validation.hta import hidden_points_hta, write_chrome
 
 

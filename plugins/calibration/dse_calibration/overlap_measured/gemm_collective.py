@@ -25,7 +25,7 @@ from simulators.hardware.machine import merged, tree_of
 from simulators.hardware.parts import ELEMENT_BYTES
 from simulators.hardware.schedule_system import ScheduleSystem, widen
 from simulators.overlap.backend import OverlapBackend
-from simulators.steps.implementations import Implementation, Place, implementation
+from simulators.steps.overlap.implementations import Implementation, Place, implementation
 
 NEEDED = ("gpu", "gpus", "op", "m", "n", "k", "dtype", "method", "baseline_ms", "overlapped_ms", "speedup")
 _NODE = 8  # GPUs of the machines that are shipped for schedules

@@ -30,7 +30,7 @@ from simulators.costs.chip import Chip
 from simulators.costs.collective import Group
 from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
-from simulators.steps.token_splits import fused_sum_s, norm_s
+from simulators.steps.operators.fused_sums import fused_sum_s, norm_s
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,8 +1,8 @@
 """Measured prefills of whole models held against iterations: tables in the layout of microsoft/tokenweave.
 
 A row has `model, prompt_len, tp` and times of a prefill in ms: not overlapped, without all-reduces, and overlapped by
-two halves of the tokens (`simulators.steps.token_splits`). `prefills.yaml` says of which designs these are, and on
-which rows constants were fitted.
+two halves of the tokens (`simulators.steps.overlap.token_splits`). `prefills.yaml` says of which designs these are, and
+on which rows constants were fitted.
 """
 
 from __future__ import annotations

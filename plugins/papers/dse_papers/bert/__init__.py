@@ -19,11 +19,11 @@ from dse.results.run_folder import FinishedRun
 from dse.space import Case
 from dse_papers import throughput
 from dse_papers.bases import legal_base
-from simulators.steps.build import iteration
 from simulators.steps.design import StepDesign
-from simulators.steps.epoch import METRICS as EPOCH_METRICS
-from simulators.steps.measures import METRICS
-from simulators.steps.operators import Product
+from simulators.steps.epochs.epoch import METRICS as EPOCH_METRICS
+from simulators.steps.operators.work import Product
+from simulators.steps.run.build import iteration
+from simulators.steps.run.measures import METRICS
 from studies.common.iterations import step_tree
 from studies.plain import Plain, extremes, reach
 

@@ -26,9 +26,9 @@ from dse_papers.jitq import numerics
 from dse_papers.jitq.capacity import Base, Copies, grid
 from simulators.hardware.machine import merged, tree_of
 from simulators.hardware.pim import Format, Pim
-from simulators.steps.build import iteration
 from simulators.steps.design import StepDesign
-from simulators.steps.task_graph import WAITING, intervals
+from simulators.steps.run.build import iteration
+from simulators.steps.run.task_graph import WAITING, intervals
 from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.common.facts import facts
 from studies.common.iterations import step_tree

@@ -28,8 +28,8 @@ from dse_papers import throughput
 from dse_papers.seqpoint import noise, tails
 from simulators.hardware.device import Device
 from simulators.steps.design import OF_LENGTHS, StepDesign
-from simulators.steps.scenarios import scenarios
-from simulators.steps.seqpoint import Iterations, Sample, choose
+from simulators.steps.epochs.seqpoint import Iterations, Sample, choose
+from simulators.steps.plan.scenarios import scenarios
 from simulators.workloads.model import Run
 from simulators.workloads.model_zoo import model_tree, option_tree
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from dse.errors import ConfigError, Problem, Problems, pairs, validate_as
 from dse.files import atomic_replacement, read_csv
 from dse.results.words import cell
-from simulators.steps.seqpoint import (
+from simulators.steps.epochs.seqpoint import (
     Iterations,
     Sample,
     choose,

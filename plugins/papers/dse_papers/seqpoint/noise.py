@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.config.options import conf_dir
-from simulators.steps.seqpoint import Iterations, choose
+from simulators.steps.epochs.seqpoint import Iterations, choose
 
 Floats = NDArray[np.float64]
 _ASSUMED = (0.0, 0.01, 0.03, 0.1)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.steps.seqpoint import Iterations, choose, cut_parallel, cut_sequential
+from simulators.steps.epochs.seqpoint import Iterations, choose, cut_parallel, cut_sequential
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Commands of `profile`: import (of one rank and of several), advise, explain, export."""

@@ -1,0 +1,304 @@
+"""Laws of contention: how much longer kernels take beside a collective, learnt from a profile or assumed of a machine.
+
+A kernel of a class takes, beside a collective that holds s of the S SMs of a GPU,
+
+    GEMM, grouped GEMM, attention, convolution    T f w(s),    w = ceil(c / (S - s)) / ceil(c / S)
+    all others (bound by memory)                  T (1 + (f - 1) q)
+
+times as long: c: its CTAs (one an SM at a time); f: penalty of the class; q: rate of the collective over its rate when
+the penalty was observed, as both draw from the HBM. f is learnt where kernels of a class occur alone and beside
+collectives: a kernel is the same where its name, its CTAs and those of the two kernels before and after it on its
+stream are. A class with fewer than `FEWEST` of these keeps the penalty that is assumed: constants of contention of a
+machine (`gpu.contention`), and for kernels bound by memory the HBM traffic of a collective at full rate.
+
+A recorded time counts before any law: a kernel, or a collective, that was recorded alone as well takes as much longer
+beside others as it was recorded to (`recorded_alone`, `Laws.measured`), and the law says only how that changes with the
+SMs that are held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from dse_traces.laws.machine import ProfiledMachine, machine_named
+from dse_traces.laws.rate_law import RateLaw
+from dse_traces.profile.kernel_classes import CLASSES, COMMUNICATES, FUSED
+from dse_traces.profile.kernels import Profile
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+
+ON_SMS = ("GEMM", FUSED, "grouped GEMM", "attention", "convolution")
+"""Classes of kernels whose time depends on the SMs that they get."""
+FEWEST = 5
+"""Kernels that a penalty is learnt from."""
+CASES = ("mild", "expected", "severe")
+"""Ends of the intervals of all penalties, and what is expected."""
+_ALONE, _BESIDE = 0.1, 0.5  # shares of a kernel's time beside collectives: at most, at least
+_SHORTEST_S = 5e-6  # kernels to learn from: profilers tell whole microseconds
+_NEIGHBOURS = 2  # on each side of a kernel, that must be the same ones
+_STEADY = 1.25  # longest over shortest time alone of a kernel whose time tells something
+_SAME_S = 1e-6  # by which kernels of one stream may overlap
+_SPREAD = (0.1, 0.9)  # quantiles of what was observed
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value and the interval that it may be in."""
+
+    low: float
+    value: float
+    high: float
+
+    def cases(self) -> Floats:
+        """The low end, the value and the high end [3]."""
+        return np.array([self.low, self.value, self.high])
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """Factor on the time of a class of kernels beside a collective. observed: kernels it is learnt from; 0: assumed."""
+
+    factor: Estimate
+    observed: int = 0
+
+
+@dataclass(frozen=True)
+class Laws:
+    """Laws of a GPU with `sms` SMs. penalties: by class. collectives: factor on the time of a collective while a
+    kernel of `ON_SMS` runs. engines: of such a kernel beside copy engines. rate: of a collective over SMs. hardware:
+    the machine whose constants are assumed. measured: slow-down of kernels and collectives that were also recorded
+    alone, by `kernel_keys`.
+    """
+
+    penalties: Mapping[str, Penalty]
+    collectives: Estimate
+    engines: Estimate
+    rate: RateLaw
+    sms: int
+    hardware: ProfiledMachine
+    measured: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def machine(self) -> str:
+        """Name of the machine whose constants are assumed."""
+        return self.hardware.name
+
+    def slowdown(self, kind: str, ctas: float, *, taken: ArrayLike, pull: ArrayLike = 1.0) -> Floats:
+        """Factors [3, ...] on the time of a kernel in each of `CASES`. ctas: NaN if not known. taken: SMs that the
+        collective holds, 0: copy engines. pull: q of the module. taken and pull broadcast.
+        """
+        sms, rate = np.broadcast_arrays(np.asarray(taken, float), np.asarray(pull, float))
+        aligned = (len(CASES), *(1 for _ in sms.shape))
+        penalty = self.penalties[kind].factor.cases().reshape(aligned)
+        if kind not in ON_SMS:
+            return np.asarray(np.maximum(1 + (penalty - 1) * rate, 1.0))
+        engines = self.engines.cases().reshape(aligned)
+        return np.asarray(np.maximum(np.where(sms > 0, penalty * waves(ctas, self.sms, sms), engines), 1.0))
+
+
+def waves(ctas: float, sms: int, taken: ArrayLike) -> Floats:
+    """Waves of CTAs on the SMs that are left, over waves on all of them; of CTAs that are not known as of many."""
+    left = np.maximum(sms - np.asarray(taken, float), 1.0)
+    return np.asarray(np.ceil(ctas / left) / np.ceil(ctas / sms) if ctas > 0 else sms / left)
+
+
+def assumed_laws(system: str | ProfiledMachine) -> Laws:
+    """Laws by the constants of a machine, or of one by name. Raises ConfigError if it lacks a node or contention."""
+    machine = machine_named(system) if isinstance(system, str) else system
+    gpu, node = machine.gpu, machine.node
+    if gpu.contention is None or gpu.cu_copy is None or node is None or not gpu.hbm_bytes_per_s:
+        raise _without_contention(machine.name)
+    copy, gemm = gpu.cu_copy, gpu.contention.gemm_beside_cus
+    peak = copy.link_efficiency * (gpu.num_links or node.num_gpus - 1) * (node.link_bytes_per_s or 0.0)
+    rate = RateLaw(copy.setup_s, 0.0, copy.bytes_per_s_per_cu, max(peak, copy.bytes_per_s_per_cu), 0.0, 4.0)
+    drawn = 2 / rate.seconds_per_byte(copy.num_cus) / gpu.hbm_bytes_per_s  # read and written
+    streams = Penalty(Estimate(1.0, 1 + float(drawn), 1 + 3 * float(drawn)))
+    products = Penalty(Estimate(1.0, gemm, 1 + 2 * (gemm - 1)))
+    penalties = {kind: products if kind in ON_SMS else streams for kind in CLASSES if kind not in COMMUNICATES}
+    slowed, engines = gpu.contention.cu_copy_beside_gemm, gpu.contention.dma_beside_gemm
+    intervals = (Estimate(1.0, slowed, 1 + 2 * (slowed - 1)), Estimate(1.0, engines, 1 + 2 * (engines - 1)))
+    return Laws(penalties, *intervals, rate, gpu.num_cus, machine)
+
+
+def learn_laws(profile: Profile, assumed: Laws, companions: Sequence[Profile] = ()) -> Laws:
+    """Laws with the penalties that a profile tells of, and the others as they are assumed.
+
+    companions: profiles that may tell how long its kernels take alone.
+    """
+    seen = observed_slowdowns(profile, assumed)
+    learnt = {
+        str(kind): Penalty(_interval(rows["penalty"], rows["seconds"]), len(rows))
+        for kind, rows in seen.groupby("kind")
+        if len(rows) >= FEWEST
+    }
+    measured = measured_slowdowns(profile, recorded_alone(profile, companions))
+    return replace(assumed, penalties={**assumed.penalties, **learnt}, measured=measured)
+
+
+def kernel_keys(profile: Profile) -> pd.Series[str]:
+    """Name, CTAs and payload of each kernel [N]: those with the same key are the same kernel."""
+    kernels = profile.kernels
+    parts = [kernels[name].astype("string").fillna("") for name in ("name", "ctas", "payload_bytes")]
+    return (parts[0] + "|" + parts[1] + "|" + parts[2]).astype(object)
+
+
+def recorded_alone(profile: Profile, companions: Sequence[Profile] = ()) -> Floats:
+    """Time of each kernel alone as recorded [s, N]; NaN where it was never recorded alone, by any of the profiles.
+
+    It is the recorded time, within the range of the times alone: of the kernel in the same place, else of the same
+    kernel in any place, where these are alike. Profiles of other GPUs count for nothing. What a collective waited for
+    other ranks is left in.
+    """
+    profiles = [profile, *(other for other in companions if other.device == profile.device)]
+    table = pd.concat([_spans(part).assign(profile=place) for place, part in enumerate(profiles)], ignore_index=True)
+    table["place"] = places(*profiles)
+    mine, alone = table[table["profile"] == 0], table[table["counts"] & (table["beside"] <= _ALONE * table["seconds"])]
+    low, high = np.full((2, len(mine)), np.nan)
+    for name in ("place", "key"):
+        ends = alone.groupby(name)["net"].agg(["min", "max"])
+        ends = ends[ends["max"] <= _STEADY * ends["min"]]  # else the same kernel has several sizes of its inputs
+        low = np.where(np.isnan(low), mine[name].map(ends["min"]).to_numpy(float), low)
+        high = np.where(np.isnan(high), mine[name].map(ends["max"]).to_numpy(float), high)
+    net = mine["net"].to_numpy(float)
+    return np.asarray(np.clip(net, low, high) + mine["seconds"].to_numpy(float) - net)
+
+
+def measured_slowdowns(profile: Profile, alone_s: Floats) -> dict[str, float]:
+    """Slow-down beside others of kernels that were recorded both alone and beside others, by their keys.
+
+    alone_s [N]: of `recorded_alone`. It is the time beside others over what these parts take alone, of all together.
+    """
+    table = _spans(profile).assign(alone=alone_s)
+    rows = table[table["counts"] & table["alone"].notna() & (table["seconds"] >= _SHORTEST_S)]
+    rows = rows[rows["beside"] > _ALONE * rows["seconds"]]
+    work = (rows["alone"] - (rows["seconds"] - rows["beside"])).clip(lower=_SHORTEST_S / 10)
+    sums = rows.assign(work=work).groupby("key")[["beside", "work"]].sum()
+    return {str(key): max(1.0, float(row["beside"] / row["work"])) for key, row in sums.iterrows()}
+
+
+def _spans(profile: Profile) -> pd.DataFrame:
+    """A row for each kernel: key; seconds; net of what it waited for other ranks; beside: seconds beside collectives,
+    or of a collective beside kernels of `ON_SMS`; counts: whether it tells of these alone.
+    """
+    both, seconds, collective = side_by_side(profile), profile.seconds, profile.is_collective
+    heavy = np.isin(profile.kernels["kind"].to_numpy()[both.kernel], ON_SMS)
+    beside = np.bincount(both.kernel, both.seconds, len(profile))
+    beside += np.bincount(both.collective[heavy], both.seconds[heavy], len(profile))
+    waited = np.nan_to_num(profile.kernels["waited_for_ranks_s"].to_numpy(float))
+    columns = {"seconds": seconds, "net": np.maximum(seconds - waited, 0.0), "beside": np.minimum(beside, seconds)}
+    return pd.DataFrame({"key": kernel_keys(profile), **columns, "counts": collective | _computes_alone(profile)})
+
+
+def observed_slowdowns(profile: Profile, laws: Laws) -> pd.DataFrame:
+    """A row for each kernel beside collectives that also ran alone: kind, seconds, slowdown and penalty (what the
+    SMs that are left do not explain).
+    """
+    both = side_by_side(profile)
+    beside = np.minimum(np.bincount(both.kernel, both.seconds, len(profile)), profile.seconds)
+    held = _held(profile, both)
+    table = profile.kernels.assign(beside=beside, taken=held, place=places(profile))
+    table = table[_computes_alone(profile) & (table["seconds"] >= _SHORTEST_S)]
+    share = table["beside"] / table["seconds"]
+    times = table[share <= _ALONE].groupby("place")["seconds"]
+    alone = times.median()[times.max() <= _STEADY * times.min()]
+    rows = table[(share >= _BESIDE) & table["place"].isin(alone.index)]
+    work = rows["place"].map(alone) - (rows["seconds"] - rows["beside"])  # of the part that ran beside
+    rows = rows.assign(slowdown=rows["beside"] / work.clip(lower=_SHORTEST_S / 10))
+    ctas, taken = (rows[name].to_numpy(float, na_value=np.nan) for name in ("ctas", "taken"))
+    by_waves = [
+        float(waves(count, laws.sms, held)) if kind in ON_SMS else 1.0
+        for kind, count, held in zip(rows["kind"], ctas, taken, strict=True)
+    ]
+    return rows.assign(penalty=rows["slowdown"].clip(lower=1.0) / by_waves)[["kind", "seconds", "slowdown", "penalty"]]
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Pairs of a kernel that computes and a collective that ran beside it: their places, and for how long [s]."""
+
+    kernel: Ints
+    collective: Ints
+    seconds: Floats
+
+
+def side_by_side(profile: Profile) -> SideBySide:
+    """Kernels that compute and collectives that ran at the same time."""
+    start, end, computes = profile.start_s, profile.end_s, profile.is_compute
+    ended, parts = np.maximum.accumulate(end), list[tuple[Ints, Ints, Floats]]()
+    for place in np.flatnonzero(profile.is_collective):
+        first, last = np.searchsorted(ended, start[place], side="right"), np.searchsorted(start, end[place])
+        near = np.arange(first, last)[computes[first:last]]
+        seconds = np.minimum(end[near], end[place]) - np.maximum(start[near], start[place])
+        near, seconds = near[seconds > 0], seconds[seconds > 0]
+        parts.append((near, np.full(len(near), place), seconds))
+    if not parts:
+        return SideBySide(np.zeros(0, int), np.zeros(0, int), np.zeros(0))
+    return SideBySide(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def collective_sms(profile: Profile, laws: Laws) -> Floats:
+    """SMs that each kernel holds if it communicates [N]: its CTAs; of one whose CTAs are not known, the median of the
+    others, or the channels of the machine's library. A copy between GPUs by copy engines holds none.
+    """
+    ctas = profile.kernels["ctas"].to_numpy(float, na_value=np.nan)
+    of_collectives = ctas[profile.is_collective]
+    usual = np.nanmedian(of_collectives) if np.isfinite(of_collectives).any() else 0.0
+    channels = np.minimum(np.where(np.isfinite(ctas), ctas, usual or laws.sms / 8), laws.sms - 1.0)
+    return np.where(profile.is_peer_copy, 0.0, channels)
+
+
+def places(*profiles: Profile) -> NDArray[np.int64]:
+    """Number of the place of each kernel of some profiles, one after the other [N]: kernels with the same neighbours on
+    their stream have the same one.
+    """
+    kernels = pd.concat([profile.kernels[["name", "ctas"]] for profile in profiles], ignore_index=True)
+    names = pd.factorize(kernels["name"] + "|" + kernels["ctas"].astype("string").fillna(""))[0]
+    number = np.repeat(np.arange(len(profiles)), [len(profile) for profile in profiles])
+    streams = np.concatenate([profile.streams for profile in profiles])
+    columns = pd.DataFrame({"profile": number, "stream": streams, 0: names})
+    by_stream = columns.groupby(["profile", "stream"])[0]
+    for step in range(1, _NEIGHBOURS + 1):
+        columns[step], columns[-step] = by_stream.shift(step).fillna(-1), by_stream.shift(-step).fillna(-1)
+    places = columns.drop(columns=["profile", "stream"])
+    return np.asarray(places.groupby(list(places.columns), sort=False).ngroup())
+
+
+def _computes_alone(profile: Profile) -> NDArray[np.bool_]:
+    """Kernels that compute while no other kernel does [N]."""
+    alone = np.zeros(len(profile), bool)
+    computes = np.flatnonzero(profile.is_compute)
+    start, end = profile.start_s[computes], profile.end_s[computes]
+    before = np.concatenate([[-np.inf], np.maximum.accumulate(end)[:-1]])
+    after = np.concatenate([start[1:], [np.inf]])
+    alone[computes] = (before <= start + _SAME_S) & (after >= end - _SAME_S)
+    return alone
+
+
+def _held(profile: Profile, both: SideBySide) -> Floats:
+    """SMs that collectives held beside each kernel [N], weighted by time."""
+    ctas = profile.kernels["ctas"].to_numpy(float, na_value=0.0)
+    spent = np.bincount(both.kernel, both.seconds, len(profile))
+    held = np.bincount(both.kernel, both.seconds * ctas[both.collective], len(profile))
+    return np.asarray(held / np.maximum(spent, 1e-12))
+
+
+def _interval(values: pd.Series[float], weights: pd.Series[float]) -> Estimate:
+    """Median and spread of observations, weighted; below 1 where waves of CTAs say more than was observed."""
+    order = np.argsort(values.to_numpy(float))
+    shares = np.cumsum(weights.to_numpy(float)[order])
+    at = np.searchsorted(shares / shares[-1], [_SPREAD[0], 0.5, _SPREAD[1]])
+    low, value, high = values.to_numpy(float)[order][np.minimum(at, len(order) - 1)]
+    return Estimate(float(low), float(value), float(high))
+
+
+def _without_contention(system: str) -> Exception:
+    from dse.errors import ConfigError, Problem
+
+    way = "choose one with gpu.contention, gpu.cu_copy and a node, as h100_8 or mi300x_8"
+    return ConfigError([Problem("system", "has no constants of contention", system, way)])

@@ -1,0 +1,56 @@
+"""A prompt in two halves of its tokens: one computes while the other's partial sums are added (TokenWeave).
+
+In each layer the halves A and B take turns, attention of A, of B, feed-forward of A, of B; what a half computes waits
+for its own sum, which runs beside the other half's kernels on `parallel.split_ctas` CTAs
+(`simulators.steps.operators.fused_sums`; arXiv:2505.11329). Kernels beside it have these CUs less, and suffer from what
+moves (`gpu.contention.gemm_beside_cus`), for as much of their time as sums take over what is computed
+(derived).
+
+    computing ends     t_c = max(t_c, ready of the half) + its time        sums likewise, on a stream of their own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from simulators.steps.operators.fused_sums import HALVES
+
+Floats = NDArray[np.float64]
+_WARM_UP = 4  # layers after which each takes as long as the one before
+
+
+def beside_sums(
+    alone: Sequence[Any], granted: Sequence[Any], sums: Sequence[Any], *, interference: ArrayLike
+) -> list[Floats]:
+    """Times [s] of kernels of a layer beside the sums of the other half.
+
+    granted: with the CUs that these leave. interference: slowdown of kernels while others move data; of lost CUs and
+    this the larger counts (`simulators.costs.gemm.beside_cu_copies`).
+    """
+    computed, added = sum(alone, np.zeros(())), sum(sums, np.zeros(()))
+    # sums may outlast what is computed
+    share = np.minimum(1.0, np.divide(added, computed, out=np.ones_like(added + computed), where=computed > 0))
+    slowed = [np.maximum(less, np.asarray(interference) * free) for free, less in zip(alone, granted, strict=True)]
+    return [np.asarray(free + (late - free) * share) for free, late in zip(alone, slowed, strict=True)]
+
+
+def hidden_s(turns: Sequence[tuple[str, bool, Any]], layers: ArrayLike) -> Floats:
+    """Time [s] by which `layers` equal layers end before their operators one after another would.
+
+    turns: (half, whether it is a sum, its time [s]) of the operators of a layer, in their order.
+    """
+    free: dict[bool, Any] = {False: np.zeros(()), True: np.zeros(())}
+    ready: Mapping[str, Any] = dict.fromkeys(HALVES, np.zeros(()))
+    ends = [np.zeros(())]
+    for _ in range(_WARM_UP):
+        for half, adds, seconds in turns:
+            end = np.maximum(free[adds], ready[half]) + seconds
+            free, ready = {**free, adds: end}, {**ready, half: end}  # a half's next operator waits for its last
+        ends.append(np.maximum.reduce(np.broadcast_arrays(*ready.values())))
+    count, serial = np.asarray(layers, float), sum((seconds for _, _, seconds in turns), np.zeros(()))
+    ended = ends[-1] + (count - _WARM_UP) * (ends[-1] - ends[-2])  # from then on, layers take equally long
+    return np.asarray(np.maximum(count * serial - ended, 0.0))

@@ -1,0 +1,120 @@
+"""The iteration of a design: blocks, the GPU at the clock that it sustains, schedules of its sites, and its host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from simulators.costs.gemm import gemms_of
+from simulators.costs.gemm.fitted import FittedGemms
+from simulators.costs.power import sustained_clock
+from simulators.hardware.parts import Precision
+from simulators.steps.design import ScheduledDesign, StepDesign, streaming_rates, tied_weights
+from simulators.steps.operators.quantised_weights import WeightQuantiser
+from simulators.steps.operators.work import ModelBlock, Platform
+from simulators.steps.overlap.expert_exchanges import OverlappedExchanges
+from simulators.steps.overlap.gradient_contention import ContendedPlatform
+from simulators.steps.overlap.sites import SiteSchedules, TensorGroup
+from simulators.steps.run.blocks import model_blocks
+from simulators.steps.run.iteration import Gradients, Iteration
+from simulators.steps.run.passes import MicroBatch
+from simulators.steps.spread.groups import groups
+from simulators.workloads.experts import ExpertKernels
+
+
+def iteration(design: StepDesign, errors: Any = None) -> Iteration:
+    """The iteration of a design at one sequence length; its numbers may be arrays.
+
+    Where a GPU's clock under load is known, it is that of the shares of time in which the iteration computes and
+    exchanges, which are those at the clock of GEMMs alone. errors: drawn for operators; times are of all draws then.
+    """
+    loaded = design.system.gpu.loaded
+    if loaded is None:
+        return _at_clock(design, 1.0, errors)  # one pass: the clock does not depend on the step
+    first = _at_clock(design, loaded.gemm_clock)  # the shares of time need a step at some clock
+    exchanged, computed = first.passes.exchanged_s, first.passes.computed_s
+    # streams that run side by side take less than both
+    total = np.maximum(first.passes.forward_s + first.passes.backward_s, computed)
+    with np.errstate(all="ignore"):  # of designs that break a rule
+        return _at_clock(design, sustained_clock(loaded, computed / total, exchanged / total), errors)
+
+
+def _at_clock(design: StepDesign, clock: ArrayLike, errors: Any = None) -> Iteration:
+    platform, kernels = _platform(design, design.run.precision, clock), design.kernels
+    if design.run.products is not None:
+        platform = replace(platform, linear=_platform(design, design.run.products, clock))
+    platform = platform if errors is None else errors.on(platform)
+    law, gpu = design.system.gpu.contention, design.system.gpu
+    host = {
+        name: 0.0 if getattr(kernels, name) is None else getattr(kernels, name)
+        for name in ("host_s", "host_launch_s", "host_batch_s")
+        if design.run.mode not in kernels.graphs  # a graph is launched whole, so that the host does not count
+    }
+    if kernels.host_sequence_s is not None and design.run.mode != "training":
+        host["host_s"] = np.asarray(host.get("host_s", 0.0)) + kernels.host_sequence_s * np.asarray(design.run.batch)
+    host = host if errors is None else errors.of_host(host)
+    if design.system.node is not None and design.system.node.host_link_bytes_per_s is not None:
+        host["host_link_bytes_per_s"] = design.system.node.host_link_bytes_per_s
+    shards = kernels.shard_copies
+    passes = MicroBatch(
+        blocks_of(design),
+        platform,
+        design.run,
+        design.parallel,
+        design.optimizer,
+        weight_copies=_weight_copies(design),
+        scheduled=schedules_of(design),
+        beside=_beside(design, platform),
+    )
+    gradients = Gradients(
+        passes,
+        contended=None if law is None else ContendedPlatform(platform, law, gpu.cu_copy),
+        tied=tied_weights(design),
+        shard_copies=(0.0, 0.0) if shards is None else (shards.forward, shards.backward),
+    )
+    return Iteration(gradients, design.model.hidden, **host, experts=kernels.experts or ExpertKernels())
+
+
+def _platform(design: StepDesign, precision: Precision, clock: ArrayLike) -> Platform:
+    """The GPU at a precision and a clock, and its groups."""
+    system = design.system
+    chip = FittedGemms.of(system, precision).at_clock(clock)
+    gemms = gemms_of(system, precision, clock=clock, share=design.kernels.share_of(precision))
+    # nothing is known of contention: no slowdown
+    beside: ArrayLike = 1.0 if system.gpu.contention is None else system.gpu.contention.gemm_beside_cus
+    at = groups(system, design.parallel)
+    return Platform(chip, gemms, at, design.kernels.batched, streaming=streaming_rates(design), interference=beside)
+
+
+def _beside(design: StepDesign, platform: Platform) -> OverlappedExchanges | None:
+    """Exchanges of experts beside other work; None where all waits for them."""
+    gpu, library, how = design.system.gpu, platform.groups["ep"].experts, design.parallel.exchanges
+    if how == "waited":
+        return None
+    of_copies: ArrayLike = 0 if gpu.cu_copy is None else gpu.cu_copy.num_cus
+    return OverlappedExchanges(how, platform, gpu.contention, of_copies if library is None else library.num_sms)
+
+
+def schedules_of(design: StepDesign) -> SiteSchedules | None:
+    """Schedules of sites, where there are any."""
+    if not isinstance(design, ScheduledDesign) or not design.sites:
+        return None
+    tp, precision = int(design.parallel.tp), design.run.products or design.run.precision
+    return SiteSchedules(design.sites, TensorGroup.of(design.system, tp=tp, precision=precision), design.run.mode)
+
+
+def _weight_copies(design: StepDesign) -> WeightQuantiser | None:
+    """Maker of copies of weights, where there are any; of designs that break no rule."""
+    gpu, staged = design.system.gpu, design.system.gpu.staged_bytes
+    if design.quantised is None or design.format is None:
+        return None
+    training, share = design.run.mode == "training", 0.0 if staged is None else staged
+    return WeightQuantiser(design.quantised, design.format, training, design.instructions, gpu.pim, share)
+
+
+def blocks_of(design: StepDesign) -> tuple[ModelBlock, ...]:
+    """Blocks of the model of a step, as its run and its layout have them."""
+    return model_blocks(design.model, design.run, design.parallel, design.kernels)
