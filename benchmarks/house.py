@@ -1,8 +1,10 @@
 """The house measured: lines, modules, arrows between rooms, circles, classes, names, comments, words, dependencies.
 
 `python -m benchmarks.house --json`. A room is a module at the root of a package, or a package below it with all its
-modules; an arrow is an import of one room by another, those for type checking counted. Nothing is installed or
-changed; `--times` runs the tests twice, the quick half and all of them, with the interpreter at hand.
+modules; an arrow is an import of one room by another, those for type checking counted. Figures whose names end in _all
+or begin with total are of core and plug-ins, others of the core. Totals are a trend, which no test holds: `--record`
+keeps those of today in `benchmarks/records/house.json`, and each run prints how they have changed since. Nothing is
+installed or changed; `--times` runs the tests twice, the quick half and all of them, with the interpreter at hand.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import tokenize
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +38,15 @@ _PROOFS = ("benchmarks", "validation", "tests/campaigns")
 LONG_FILE, LONG_FUNCTION, LONG_CLASS = 500, 60, 200
 PAGES = ("docs/**/*.md", "*.md", "plugins/*/README.md")
 """Documentation outside of docstrings."""
+RECORD = ROOT / "benchmarks" / "records" / "house.json"
+STREETS = {"steps_top_rooms": "simulators.steps", "traces_top_rooms": "dse_traces"}
+"""Packages that are rooms of rooms: what stands directly in them."""
+SHELLS = ("Block", "KeyedBlock", "ScenarioRows", "Part", "Piece", "Batch", "Grid", "Results", "Fresh", "Points")
+"""Classes that hold points on their way from a space to the store."""
+DIALECT = re.compile(
+    r"\b(beside|of which|those of|says?|tells?|told)\b|\bwhere (there|it|nothing|none)\b", re.IGNORECASE
+)
+"""Turns of phrase that are ours and not the field's."""
 DRAWN = ("simulators", "dse")
 PICTURE = ROOT / "docs" / "images" / "architecture.png"
 PRONOUNS = frozenset(
@@ -318,6 +330,45 @@ def docs_words() -> int:
     return sum(len(path.read_text("utf-8").split()) for pattern in PAGES for path in ROOT.glob(pattern))
 
 
+def docstrings() -> list[str]:
+    """Docstrings of core and plug-ins."""
+    trees = [tree for package in (*PACKAGES, *PLUGINS) for tree in modules(package).values()]
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, documented)]
+    return [text for node in nodes if (text := ast.get_docstring(node))]
+
+
+def dialect_per_1000(texts: Sequence[str]) -> float:
+    """Turns of phrase of our dialect in 1,000 words."""
+    text = "\n".join(texts)
+    return round(1000 * len(DIALECT.findall(text)) / max(1, len(text.split())), 2)
+
+
+def top_rooms(package: str) -> list[str]:
+    """Modules and packages that stand directly in a package."""
+    depth = package.count(".") + 1
+    names = [name.split(".") for name in modules(package.partition(".")[0]) if name.startswith(f"{package}.")]
+    return sorted({parts[depth] for parts in names})
+
+
+def shells() -> list[str]:
+    """Classes of `SHELLS` that there are in `dse`."""
+    return sorted(each.name for each in _classes(modules("dse")) if each.name in SHELLS)
+
+
+def copied_gpu_lines() -> int:
+    """Lines of files of GPUs that an earlier file has in the same order: of the file that shares most of them."""
+    texts = [
+        [line for line in path.read_text("utf-8").splitlines() if line.strip()]
+        for path in sorted(ROOT.glob("conf/gpu/*"))
+    ]
+    copied = 0
+    for place, text in enumerate(texts):
+        matches = [SequenceMatcher(None, other, text, autojunk=False).get_matching_blocks() for other in texts[:place]]
+        copied += max((sum(match.size for match in blocks) for blocks in matches), default=0)
+    return copied
+
+
 def dependencies() -> list[str]:
     """Requirements of the core, without its extras."""
     return list(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"])
@@ -345,8 +396,18 @@ def environment_mb() -> float:
 
 def size() -> dict[str, float]:
     """Lines, classes and caches of the core, words of its pages, weight of what it needs."""
+    plugins = [path for folder in sorted(ROOT.glob("plugins/*/dse_*")) for path in sorted(folder.rglob("*.py"))]
+    texts, pages = docstrings(), [path.read_text("utf-8") for pattern in PAGES for path in ROOT.glob(pattern)]
     return {
+        "total_lines": _num_lines([*_files(*PACKAGES), *plugins]),
         "core_lines": _num_lines(_files(*PACKAGES)),
+        "docstring_words": sum(len(text.split()) for text in texts),
+        "docstring_dialect_per_1000": dialect_per_1000(texts),
+        "docs_dialect_per_1000": dialect_per_1000(pages),
+        "comments_per_100_plugins": comments_per_100(plugins),
+        **{name: len(top_rooms(package)) for name, package in STREETS.items()},
+        "shells": len(shells()),
+        "copied_gpu_lines": copied_gpu_lines(),
         "tests_per_line": tests_per_line(),
         "gpu_classes": len(gpu_classes()),
         "gemm_doors": len(gemm_doors()),
@@ -472,10 +533,22 @@ def times() -> dict[str, float]:
     return seconds
 
 
+def changes(figures: Mapping[str, float]) -> str:
+    """Figures with what was recorded of each, and the difference."""
+    recorded = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}
+    lines = [f"{'figure':<34}{'now':>12}{'recorded':>12}{'change':>12}"]
+    for name, value in figures.items():
+        past = recorded.get(name)
+        rest = "" if past is None else f"{past:>12g}" + (f"{value - past:>+12.4g}" if value != past else "")
+        lines.append(f"{name:<34}{value:>12g}{rest}")
+    return "\n".join(lines)
+
+
 def main() -> int:
     """Print the figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.house", description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--record", action="store_true", help="keep the figures, which later runs are compared with")
     parser.add_argument("--times", action="store_true", help="run the tests, and print how long they took too")
     parser.add_argument("--draw", type=Path, metavar="PNG", help="draw the rooms and their arrows")
     words = parser.parse_args()
@@ -483,11 +556,9 @@ def main() -> int:
         draw(words.draw)
         return 0
     figures = {**measure(), **(times() if words.times else {})}
-    print(
-        json.dumps(figures, indent=2)
-        if words.json
-        else "\n".join(f"{name:<32}{value:g}" for name, value in figures.items())
-    )
+    print(json.dumps(figures, indent=2) if words.json else changes(figures))
+    if words.record:
+        RECORD.write_text(json.dumps(figures, indent=2) + "\n", "utf-8")
     return 0
 
 

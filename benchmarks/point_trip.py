@@ -1,9 +1,10 @@
 """The way of one point: what `study=ficco_sweep` goes through where one GEMM and one schedule are left of it.
 
 `python -m benchmarks.point_trip` prints as JSON, for a run without store, tracking, figures and levels of the model:
-modules_in_a_point: own modules that it imports. calls_in_a_point: calls of own functions; comprehensions and steps of
-generators are left out. frames_to_gemm: own frames on the stack when a GEMM is priced. point_cpu_s: CPU time of the
-whole process [s], with compiled kernels.
+modules_in_a_point: modules of the core that it imports; with _all: those of plug-ins too. calls_in_a_point: calls of
+functions of the core, without comprehensions and steps of generators; calls_all: with both, and those of plug-ins.
+changes_of_module_all: of these calls, those into another module. frames_to_gemm: own frames on the stack when a GEMM is
+priced; deepest_frames: at most. point_cpu_s: CPU time of the whole process [s], with compiled kernels.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from inspect import CO_GENERATOR
 from pathlib import Path
 from types import FrameType
 
-from benchmarks.house import PACKAGES, ROOT
+from benchmarks.house import PACKAGES, PLUGINS, ROOT
 
 WORDS = (
     *("study=ficco_sweep", "workload.only=[g1]", "schedule=hetero_fused_1d", "~space.schedule", "timeline=false"),
     *("fidelity=none", "tracking=none", "store=none", "figures=none"),
 )
 _ROOTS = tuple(f"{ROOT / package}{os.sep}" for package in PACKAGES)
+_ALL_ROOTS = (*_ROOTS, *(f"{path}{os.sep}" for path in sorted(ROOT.glob("plugins/*/dse_*"))))
 _NO_FUNCTIONS = ("<module>", "<listcomp>", "<dictcomp>", "<setcomp>")
 _COSTS = str(ROOT / "simulators" / "costs")
 
@@ -35,19 +37,33 @@ class _Trip:
     """Counts of calls of own functions, and the depth of the stack at `gemm_cost`."""
 
     def __init__(self) -> None:
-        self.calls = self.frames = 0
+        self.calls = self.calls_all = self.changes = self.frames = self.deepest = 0
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(_ROOTS):
-            self.calls += not (frame.f_code.co_flags & CO_GENERATOR or frame.f_code.co_name in _NO_FUNCTIONS)
-            if frame.f_code.co_name == "gemm_cost" and frame.f_code.co_filename.startswith(_COSTS):
-                self.frames = max(self.frames, _own_frames(frame))
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(_ALL_ROOTS):
+            return
+        self.calls_all += 1
+        self.changes += _caller(frame) != code.co_filename
+        self.deepest = max(self.deepest, _own_frames(frame, _ALL_ROOTS))
+        if code.co_filename.startswith(_ROOTS):
+            self.calls += not (code.co_flags & CO_GENERATOR or code.co_name in _NO_FUNCTIONS)
+            if code.co_name == "gemm_cost" and code.co_filename.startswith(_COSTS):
+                self.frames = max(self.frames, _own_frames(frame, _ROOTS))
 
 
-def _own_frames(frame: FrameType | None) -> int:
+def _caller(frame: FrameType) -> str:
+    """File of the own function on the stack below a frame; "" for none."""
+    below = frame.f_back
+    while below is not None and not below.f_code.co_filename.startswith(_ALL_ROOTS):
+        below = below.f_back
+    return "" if below is None else below.f_code.co_filename
+
+
+def _own_frames(frame: FrameType | None, roots: tuple[str, ...]) -> int:
     count = 0
     while frame is not None:
-        count += frame.f_code.co_filename.startswith(_ROOTS)
+        count += frame.f_code.co_filename.startswith(roots)
         frame = frame.f_back
     return count
 
@@ -63,8 +79,16 @@ def trip(folder: str) -> dict[str, int]:
     sys.setprofile(None)
     if code or not count.frames:
         raise RuntimeError(f"exit code {code}, and {count.frames} frames down to gemm_cost: no such way was gone")
-    modules = sum(name.partition(".")[0] in PACKAGES for name in sys.modules)
-    return {"modules_in_a_point": modules, "calls_in_a_point": count.calls, "frames_to_gemm": count.frames}
+    roots = [name.partition(".")[0] for name in sys.modules]
+    return {
+        "modules_in_a_point": sum(root in PACKAGES for root in roots),
+        "modules_in_a_point_all": sum(root in (*PACKAGES, *PLUGINS) for root in roots),
+        "calls_in_a_point": count.calls,
+        "calls_all": count.calls_all,
+        "changes_of_module_all": count.changes,
+        "frames_to_gemm": count.frames,
+        "deepest_frames": count.deepest,
+    }
 
 
 def point_trip() -> dict[str, float]:

@@ -1,4 +1,6 @@
-"""The house: how many rooms and arrows there are, and what its language is."""
+"""Rules of form: no circles, short functions and classes, names that say what they hold. Totals are printed by
+`python -m benchmarks.house`, and no test holds them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from benchmarks import hero, house, point_trip
+from benchmarks import hero, house
 from dse.plugins import KINDS
 
 KERNELS = {  # compiled by numba, which keeps machine code by file and calls nothing in another one
@@ -35,17 +37,6 @@ def all_trees() -> dict[str, ast.Module]:
     return {
         name: tree for package in (*house.PACKAGES, *house.PLUGINS) for name, tree in house.modules(package).items()
     }
-
-
-def test_few_modules_stand_at_the_root_of_a_package() -> None:
-    assert len(house.root_modules("dse")) <= 7
-    assert house.root_modules("simulators") == ["compiled"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("package", "most"), [("dse", 80), ("simulators", 14)])
-def test_few_arrows_go_from_room_to_room(package: str, most: int) -> None:
-    assert len(house.arrows(package)) <= most
 
 
 @pytest.mark.more
@@ -111,17 +102,13 @@ def test_a_class_name_means_one_thing_in_a_backend() -> None:
 
 
 @pytest.mark.more
-def test_the_house_does_not_grow() -> None:
+def test_classes_are_short_and_of_one_meaning() -> None:
     counts = {
-        "GPU classes": (len(house.gpu_classes()), 2),
-        "doors of a GEMM": (len(house.gemm_doors()), 1),
-        "caches by id": (house.id_caches(), 2),
-        "long classes": (len(house.long_classes()), 0),
-        "homonyms": (len(house.public_homonyms()), 0),
-        "classes named by participles": (len(house.participle_classes()), 2),
-        "dependencies": (len(house.dependencies()), 18),
+        "long classes": house.long_classes(),
+        "homonyms": house.public_homonyms(),
+        "doors of a GEMM beside gemm_cost": house.gemm_doors()[1:],
     }
-    assert {name: count for name, (count, most) in counts.items() if count > most} == {}
+    assert {name: places for name, places in counts.items() if places} == {}
 
 
 def test_long_files_hold_compiled_kernels() -> None:
@@ -136,17 +123,6 @@ def test_long_files_hold_compiled_kernels() -> None:
 @pytest.mark.more
 def test_long_functions_are_compiled_kernels() -> None:
     assert set(house.long_functions()) == KERNELS
-
-
-@pytest.mark.slow
-def test_a_command_imports_what_it_needs() -> None:
-    assert house.modules_imported_by_compare() <= 29
-
-
-@pytest.mark.more
-def test_a_point_goes_a_short_way() -> None:
-    trip = point_trip.point_trip()  # calls are not tested: the first run after a change reads the code again
-    assert trip["frames_to_gemm"] <= 20
 
 
 @pytest.mark.more
