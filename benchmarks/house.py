@@ -47,6 +47,8 @@ DIALECT = re.compile(
     r"\b(beside|of which|those of|says?|tells?|told)\b|\bwhere (there|it|nothing|none)\b", re.IGNORECASE
 )
 """Turns of phrase that are ours and not the field's."""
+SYSTEMS = ("a100_8", "h100_8", "mi300x_8", "mi355x_8", "b200_8")
+"""Machines whose doors are asked; `python -m benchmarks.doors` asks those of all."""
 DRAWN = ("simulators", "dse")
 PICTURE = ROOT / "docs" / "images" / "architecture.png"
 PRONOUNS = frozenset(
@@ -438,6 +440,7 @@ def modules_imported_by_compare() -> int:
 
 def measure() -> dict[str, float]:
     """All figures but times of tests."""
+    from benchmarks.doors import disagreements
     from benchmarks.point_trip import point_trip
 
     trees = core()
@@ -454,6 +457,7 @@ def measure() -> dict[str, float]:
         "class_homonyms": sum(map(len, class_homonyms().values())),
         "backend_members": backend_members(),
         "modules_imported_by_compare": modules_imported_by_compare(),
+        "doors_disagree": sum(map(len, disagreements(SYSTEMS).values())),
         **point_trip(),
     }
 

@@ -6,6 +6,9 @@
                       between two of the backends that price them
     monotone_breaks   draws in which 10 % more CUs, clock, HBM bandwidth or link rate make a GEMM, a collective or a
                       step of both slower by more than 2 %, or in which more GPUs speed an all-reduce
+
+and for all of them together `sharing_disagree`: questions to which two doors of a quantity answer differently
+(`benchmarks.doors`), a GEMM beside moved data among them.
 """
 
 from __future__ import annotations
@@ -277,6 +280,9 @@ def main(words: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(words)
     rows = examine(asked.systems, operators=asked.operators, draws=asked.draws)
     sums = {name: sum(row[name] for row in rows) for name in ("compared", "unequal_costs", "monotone_breaks")}
+    from benchmarks.doors import disagreements  # which imports this module
+
+    sums["sharing_disagree"] = sum(map(len, disagreements(asked.systems).values()))
     if asked.json:
         print(json.dumps({**sums, "systems": rows}, indent=2))
     else:

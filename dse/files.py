@@ -7,6 +7,7 @@ checked first.
 from __future__ import annotations
 
 import csv
+import glob
 import os
 import re
 import stat
@@ -37,6 +38,11 @@ _READ_BYTES = 1 << 20
 _HEAD_BYTES = 1 << 16
 _MARKS = {";": "semicolons", "\t": "tabs"}
 _ONE_WORD = 0.75  # likeness from which on two words are one that is misspelt
+
+
+def files_below(folder: Path, pattern: str) -> list[Path]:
+    """Paths below a folder that fit a pattern, sorted; what vanishes or cannot be read meanwhile is left out."""
+    return sorted(folder / name for name in glob.iglob(pattern, root_dir=folder))  # noqa: PTH207 (Path.glob raises)
 
 
 def irregular(path: Path, most: int = MOST_BYTES) -> str:

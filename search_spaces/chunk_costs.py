@@ -36,12 +36,12 @@ from simulators.costs.gemm import (
     Gemms,
     GemmShape,
     WaveGemms,
-    beside_cu_copies,
     gemm_cost,
     gemms_of,
     waves_as_fast,
 )
 from simulators.costs.gemm.least import LeastTime, least_linear, least_time
+from simulators.costs.sharing import Sharing
 from simulators.costs.transfer import (
     Mover,
     TransferMode,
@@ -165,7 +165,7 @@ class ChunkCosts:
         if self.mover == "dma":
             factor = beside_engines(gpu, withheld=reserved)
         elif self.mover == "cu":
-            factor = np.minimum(cost.seconds / beside_cu_copies(gpu, granted.seconds, full.seconds), 1.0)
+            factor = np.minimum(cost.seconds / Sharing.of(gpu).gemm(granted.seconds, full.seconds), 1.0)
         late_s = late_start_s(gpu, full.seconds, by=self.mover)
         if self.kernel_rate is not None:  # kernels beside it are there from the start, and wait for signals
             late_s = np.zeros(())
@@ -354,16 +354,16 @@ class _Pieces:
     @cached_property
     def _kernels(self) -> _ConcurrentWork:
         """The GEMM beside kernels on 1 to as many CUs as the library takes, along a first axis."""
-        system, static = self.system, self.system.gpu.gemm.assignment == "static"
+        system, full = self.system, self._least.linear
         library = np.asarray(library_cus(system, self.overlap.collective.pattern))
-        full, interference = self._least.linear, np.asarray(system.gpu.contention.gemm_beside_cus, float)
         num_cus = np.asarray(system.gpu.num_cus)
         most = int(np.min([np.max(library), np.max(num_cus) - 1]))
         cus = np.minimum(np.arange(1, most + 1).reshape(-1, *(1,) * self._axes), np.minimum(library, num_cus - 1))
         granted = least_linear(self._gpu("cu"), self._size, taken=cus, cut_columns=self._cut_columns)
         # of a kernel that was launched first, the last workgroups lose no CUs
         least = full if self.overlap.order == "beside" else granted
-        gemm_s = np.maximum(least, interference * full) if static else interference * granted
+        sharing = Sharing.of(system.gpu)
+        gemm_s = sharing.gemm(least if sharing.static else granted, full)
         gemm_s = np.broadcast_to(gemm_s, np.broadcast_shapes(np.shape(gemm_s), granted.shape))
         mode, active = self._mode("cu", cus), self._routes
         if library_s(system, self._received, by=mode) is not None:  # measured: as fast as the links at most

@@ -20,6 +20,7 @@ from search_spaces.fused_knobs import FusedKnobs, issue_order
 from search_spaces.fused_tasks import Fusion, GpuResources, GpuTasks, KernelTasks, OperatorPart, Slice, Transfers
 from search_spaces.segment_costs import Move
 from simulators.costs.fabric import loads_of_nodes
+from simulators.costs.sharing import Sharing
 from simulators.costs.transfer import TransferMode, library_cus, setup
 from simulators.hardware.machine import System
 from simulators.overlap.node import piece
@@ -216,7 +217,7 @@ class FusedLowering:
         """Add the slowdowns between a library's kernels and concurrent compute, as measured on the GPU."""
         gpu = self._system.gpu
         contention = gpu.contention
-        factors = {"compute": contention.gemm_beside_cus, "library": contention.cu_copy_beside_gemm}
+        factors = {"compute": Sharing.of(gpu).gemm(1.0, 1.0), "library": contention.cu_copy_beside_gemm}
         if not self._fusion.may_overlap:
             return
         for simulated in self._gpus:

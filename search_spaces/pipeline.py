@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 from search_spaces.chunk_costs import ChunkCost, ChunkCosts, ContentionLaw, LawGroups
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.communication import WAIT_S, WAITING, Communication, Means
+from simulators.costs.sharing import Sharing
 from simulators.costs.transfer import TransferMode, routes
 from simulators.hardware.machine import System
 from simulators.overlap.node import NodeGraph, piece
@@ -219,9 +220,9 @@ class Computation:
 
         The collective gets those that they leave, so that it takes none from them: the caches and HBM slow them alone.
         """
-        left, contention, mover = chunk.part(1 - passed), self._system.gpu.contention, self._movers[0].mode
+        left, sharing, mover = chunk.part(1 - passed), Sharing.of(self._system.gpu), self._movers[0].mode
         law = chunk.law.later(passed * chunk.alone_s)
-        law = replace(law, factors=(1 / np.asarray(contention.gemm_beside_cus, float), *law.factors[1:]))
+        law = replace(law, factors=(1 / sharing.gemm(1.0, 1.0), *law.factors[1:]))
         cu, kept = self._machine.cu[gpu], 1 - np.asarray(mover.cus) / self._system.gpu.num_cus
         return replace(left, launch_s=0.0, law=law, uses={**left.uses, cu: left.uses[cu] * kept})
 

@@ -20,6 +20,7 @@ from dse.config import options as option_files
 from dse.config.expansion import FEWER_VALUES, MOST_VALUES, limit_cpu_time, plain, with_text_keys
 from dse.config.options import catalogue, catalogued, catalogued_paths, catalogued_tree, listed, put_catalogued
 from dse.errors import ConfigError, Problem, assignment, did_you_mean
+from dse.files import files_below
 from dse.space import Knob, get_path, has_path, set_path
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class _Composer:
         """Group -> its options, in the shipped and the user's folder."""
         options_of: dict[str, set[str]] = {}
         for folder in self.folders:
-            for path in folder.glob("*/*.yaml"):
+            for path in files_below(folder, "*/*.yaml"):
                 options_of.setdefault(path.parent.name, set()).add(path.stem)
         return {group: sorted(options) for group, options in options_of.items()}  # not in the order of the disk
 

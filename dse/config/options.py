@@ -29,7 +29,7 @@ from dse.errors import ConfigError, Problem
 from dse.errors.parsing import LOADER, parse_yaml
 from dse.errors.parsing import load as read_yaml
 from dse.errors.texts import learn
-from dse.files import read_bytes, read_text
+from dse.files import files_below, read_bytes, read_text
 
 OWN_FLAGS = ("--config-dir", "-cd")
 """Flags before a folder of the user's own configuration."""
@@ -98,7 +98,7 @@ def override_key(group: str, folders: Sequence[Path]) -> str:
     >>> [override_key(group, conf_dirs()) for group in ("gpu", "system", "technology")]
     ['gpu@system.gpu', 'system', 'technology']
     """
-    files = [path for folder in folders for path in sorted((folder / group).glob("*.yaml"))]
+    files = [path for folder in folders for path in files_below(folder / group, "*.yaml")]
     header = read_text(files[0], str(files[0])).partition("\n")[0].partition("# @package ")[2] if files else ""
     section = header.partition(".")[0]
     is_elsewhere = section not in ("", group) and group not in _groups_at_root()
@@ -146,7 +146,7 @@ def list_options(group: str, folders: Sequence[Path] = ()) -> dict[str, str]:
     """Options of a group with their descriptions, those of its catalogue after those that have a file."""
     # the user's own last: it describes an option of the same name
     places = (*conf_dirs(), *_OWN.get(), *folders)
-    files = {path.stem: path for folder in places for path in sorted((folder / group).glob("*.yaml"))}
+    files = {path.stem: path for folder in places for path in files_below(folder / group, "*.yaml")}
     described = {name: _description(path) for name, path in sorted(files.items())}
     return described | {name: text for name, text in listed(group).items() if name not in described}
 
@@ -164,7 +164,7 @@ def plural(group: str) -> str:
 
 def options_marked(group: str, mark: str) -> set[str]:
     """Shipped options whose file says, below its first lines, `# @listed <mark>`."""
-    files = (path for folder in conf_dirs() for path in (folder / group).glob("*.yaml"))
+    files = (path for folder in conf_dirs() for path in files_below(folder / group, "*.yaml"))
     return {path.stem for path in files if f"# @listed {mark}\n" in path.read_text("utf-8")[:_HEAD]}
 
 

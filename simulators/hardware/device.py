@@ -15,7 +15,7 @@ from simulators.hardware.schedule_system import SCHEDULE_NEEDS
 
 _OF_WAVES = (
     *("gpu.matrix_flop_per_s_per_cu", "gpu.kernel_launch_s"),
-    *("gpu.gemm", "gpu.shader_engines"),
+    "gpu.gemm",
 )
 _OF_LINKS = ("gpu.num_links", "gpu.dma", "node.topology", "node.link_bytes_per_s")
 
@@ -39,7 +39,7 @@ class Device(View):
         *("gpu.hbm_bytes_per_s", "gpu.stream_efficiency", "gpu.peak_cus"),
         *(*_OF_WAVES, *_OF_LINKS, "gpu.num_cus", "gpu.active_cus", "gpu.disabled_cache"),
         *("gpu.without_cache", "gpu.hbm_bytes", "gpu.staged_bytes", "gpu.pim", "gpu.loaded", "gpu.contention"),
-        *("gpu.cu_copy", "node.num_gpus", "node.library", "node.in_switch", "node.experts"),
+        *("gpu.cu_copy", "gpu.shader_engines", "node.num_gpus", "node.library", "node.in_switch", "node.experts"),
         "node.host_link_bytes_per_s",
     )
     only_for: ClassVar[Mapping[str, Mapping[str, tuple[str, ...]]]] = {

@@ -61,7 +61,7 @@ from simulators.taskgraph.timeline import Timeline
 from simulators.workloads.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
-_VERSION = "22"  # part of every result's key: raised where results change
+_VERSION = "23"  # part of every result's key: raised where results change
 
 
 class _AnyModel(Frozen):

@@ -7,7 +7,7 @@ is there, and the collective the share c of its own as long as the GEMM is:
     w = min(W, G / g);   t = min((G - g w) / g, C / c);   the first ends at w + t, the other w + t + its time left alone
 
 W, g and c are those of the schedules: `simulators.costs.transfer.late_start_s`,
-`simulators.costs.gemm.beside_cu_copies` and `simulators.costs.transfer.slowed_beside_gemm`.
+`simulators.costs.sharing.Sharing` and `simulators.costs.transfer.slowed_beside_gemm`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from dse.config.options import conf_dir
 from dse.files import read_csv
 from dse.values import put
-from simulators.costs.gemm import GemmShape, WaveGemms, beside_cu_copies, gemm_cost
+from simulators.costs.gemm import GemmShape, WaveGemms, gemm_cost
+from simulators.costs.sharing import Sharing
 from simulators.costs.transfer import TransferMode, channel_cus, late_start_s, routes, slowed_beside_gemm
 from simulators.hardware.machine import System
 from simulators.hardware.network import Pattern
@@ -149,7 +150,7 @@ def shares(system: System, rows: Overlaps) -> tuple[Floats, Floats]:
         waves, shape = WaveGemms.of(gpu, "bf16"), GemmShape(size, size, size)
         # on the CUs that the channels leave
         full, granted = (gemm_cost(waves, shape, taken=taken).seconds for taken in (0, cus))
-        gemm[row] = full / beside_cu_copies(gpu, granted, full)
+        gemm[row] = full / Sharing.of(gpu).gemm(granted, full)
         peers = routes(system.node, pattern)
         comm[row] = slowed_beside_gemm(system, peers, by=TransferMode("cu", cus, pattern))
     return gemm, comm

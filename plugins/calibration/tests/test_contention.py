@@ -29,8 +29,9 @@ from dse_calibration.contention import (
     together,
     without_one,
 )
-from simulators.costs.gemm import GemmCost, GemmShape, WaveGemms, beside_cu_copies, gemm_cost
+from simulators.costs.gemm import GemmCost, GemmShape, WaveGemms, gemm_cost
 from simulators.costs.gemm.waves import fewest_free_cus
+from simulators.costs.sharing import Sharing
 from simulators.costs.transfer import late_start_s
 from simulators.hardware.machine import Gpu
 from simulators.hardware.parts import Contention, ShaderEngines
@@ -210,7 +211,7 @@ def test_a_static_gemm_is_never_faster_beside_more_cus_of_others(
 def test_a_dynamic_gemm_loses_what_it_lacks_and_the_same_interference(channels: int) -> None:
     system = design("serial", {"system.gpu.gemm.assignment": "dynamic"}).system
     full, granted = (cost_beside(system.gpu, (8192, 8192, 8192), taken).seconds for taken in (0, channels))
-    slower = beside_cu_copies(system.gpu, granted, full) / full
+    slower = Sharing.of(system.gpu).gemm(granted, full) / full
     assert slower == pytest.approx(system.gpu.contention.gemm_beside_cus * 304 / (304 - channels), rel=0.01)
 
 

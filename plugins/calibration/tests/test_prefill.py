@@ -15,6 +15,7 @@ from benchmarks import validity
 from dse.config.options import conf_dir
 from dse_calibration.overlap_measured.prefills import BASELINE, NO_SUMS, OVERLAPPED, predict_prefill
 from simulators.costs.power import sustained_clock
+from simulators.costs.sharing import Sharing
 from simulators.hardware.machine import tree_of
 from simulators.hardware.parts import LoadedClock
 from simulators.steps.backend import StepBackend, metrics_of
@@ -84,7 +85,7 @@ def test_halves_do_the_work_of_the_whole_prompt() -> None:
 def test_kernels_beside_sums_are_slowed_for_as_long_as_sums_take(
     alone: float, slower: float, added: float, interference: float
 ) -> None:
-    (seconds,) = beside_sums([alone], [slower * alone], [added], interference=interference)
+    (seconds,) = beside_sums([alone], [slower * alone], [added], sharing=Sharing(interference))
     assert alone <= float(seconds) * (1 + 1e-12)
     assert float(seconds) <= max(slower, interference) * alone * (1 + 1e-12)
 

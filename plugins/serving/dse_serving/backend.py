@@ -38,7 +38,7 @@ _LOGGED = 4000  # steps of a timeline
 class ServingBackend(Backend):
     """Deployments of models, under traffic."""
 
-    version = "8"
+    version = "9"
     metrics: Mapping[str, Metric] = METRICS
 
     def __init__(self) -> None:

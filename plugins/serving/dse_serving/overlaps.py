@@ -2,7 +2,7 @@
 
 n tokens, b sequences that generate after c tokens each. C(n): what computes outside of attention, A(b, c): attention,
 S(n): sums of tp and exchanges of experts, V: time of all that computes at the HBM's rate; f: slowdown of products
-beside moved data (`gpu.contention.gemm_beside_cus`); L: layers of a stage.
+beside moved data (`simulators.costs.sharing`); L: layers of a stage.
 
     waited             C + A + S
     in_switch          the same, with sums in the switch (`parallel.collectives`)
@@ -99,7 +99,7 @@ class PartTimes:
     kernels: EngineKernels
 
     def at(self, kind: int, tokens: ArrayLike) -> Floats:
-        """C without experts, experts, sums, exchanges and V of so many tokens [5, ...]; kind: 0 with prompts, 1."""
+        """C without experts, experts, sums, exchanges, V, f C of so many tokens [6, ...]; kind: 0 with prompts, 1."""
         rows = self.parts.with_kernels(self.kernels)[kind]
         return np.stack([np.interp(np.asarray(tokens, float), self.parts.tokens, row) for row in rows])
 
@@ -131,8 +131,8 @@ class PartTimes:
         )
 
     def _halves(self, half: Floats, attention: Floats, attention_moved: Floats) -> Floats:
-        dense, experts, sums, exchanges, moved = half
-        computed, exchanged = self.parts.interference * (dense + experts), sums + exchanges
+        _, _, sums, exchanges, moved, computed = half
+        exchanged = sums + exchanges
         batch_s = computed + attention + exchanged
         bounds = (2 * computed, 2 * attention, 2 * exchanged, 2 * (moved + attention_moved), batch_s)
         return np.asarray(np.maximum.reduce(np.broadcast_arrays(*bounds)) + batch_s / self.parts.layers)

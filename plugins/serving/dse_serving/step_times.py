@@ -24,7 +24,15 @@ from dse.values.units import Number, Seconds
 from dse_serving.columns import PER_OCTAVE
 from simulators.steps.design import StepDesign
 from simulators.steps.operators.experts import TokenExchange
-from simulators.steps.operators.work import Exchange, Product, StageOperator, Work, num_kernels, quotient
+from simulators.steps.operators.work import (
+    Exchange,
+    Product,
+    StageOperator,
+    Work,
+    beside_moved_data,
+    num_kernels,
+    quotient,
+)
 from simulators.steps.run.build import iteration
 from simulators.steps.run.iteration import Iteration
 
@@ -121,8 +129,9 @@ class StepParts:
     linear [2, 8, knots of tokens]: columns (`_columns`) of steps with prompts and of those without. core, core_moved
     [rows, octaves]: attention of sequences that generate, and the same at the HBM's rate. saved: what the step model
     says runs beside other work, of steps with prompts [knots] and without [rows, octaves]. layers: of a stage;
-    routed: of those, the ones with experts. of_expert: tokens of an expert for each one of a rank. interference:
-    slowdown of products beside moved data. kernel_s: time of the shortest kernel [s].
+    routed: of those, the ones with experts. of_expert: tokens of an expert for each one of a rank. slowed
+    [2, 2, knots]: factors on the times of products, and of those of experts, while a library's kernels move data
+    (`simulators.costs.sharing`). kernel_s: time of the shortest kernel [s].
     """
 
     tokens: Integers
@@ -135,21 +144,24 @@ class StepParts:
     layers: float
     routed: float
     of_expert: float
-    interference: float
+    slowed: Floats
     kernel_s: float
     times: StepTimes
 
     def with_kernels(self, kernels: EngineKernels) -> Floats:
-        """Times with these kernels: of what computes outside of attention, of experts, of sums, of exchanges, and of
-        all but exchanges at the HBM's rate [2, 5, knots].
+        """Times with these kernels: of what computes outside of attention, of experts, of sums, of exchanges, of all
+        but exchanges at the HBM's rate, and of all that computes while data moves [2, 6, knots].
         """
         dense, experts, library, direct, sums, exchanges, other, moved = np.moveaxis(self.linear, 1, 0)
         summed = np.minimum(library, direct + sums * (kernels.sum_s + self.peers * kernels.peer_s))
-        computed = kernels.other * other + dense * kernels.dense.at(self.tokens)
+        products, streams = dense * kernels.dense.at(self.tokens), kernels.other * other
+        computed = streams + products
         factors = kernels.experts.at(self.tokens * self.of_expert, _MANY_OF_EXPERT)
         of_experts = experts * factors + self.routed * kernels.dispatch_s
         exchanged = kernels.exchanges * exchanges
-        return np.stack([computed, of_experts, kernels.sums * summed, exchanged, moved], axis=1)
+        slow, slow_experts = np.moveaxis(self.slowed, 1, 0)
+        beside = streams + slow * products + slow_experts * of_experts
+        return np.stack([computed, of_experts, kernels.sums * summed, exchanged, moved, beside], axis=1)
 
 
 def step_parts(design: StepDesign, tokens: int, sequences: int) -> StepParts:
@@ -180,8 +192,8 @@ def step_parts(design: StepDesign, tokens: int, sequences: int) -> StepParts:
     ]
     peers = int(np.asarray(steps.passes.platform.groups["tp"].num_gpus)) - 1
     layers = float(max(np.max(count) for name, count in steps.passes.counts.items()))
-    interference = float(np.max(np.asarray(steps.passes.platform.interference)))
-    rest = layers, *_routing(design, steps), interference, float(np.max(steps.passes.platform.chip.launch_s))
+    slowed = np.stack([_slowed(step, design, knots) for step in (prompts, steps)])
+    rest = layers, *_routing(design, steps), slowed, float(np.max(steps.passes.platform.chip.launch_s))
     return StepParts(knots, rows, linear, core, moved, (saved[0], saved[1]), peers, *rest, times)
 
 
@@ -280,6 +292,20 @@ def _columns(step: Iteration, knots: ArrayLike) -> Floats:
     sent = step.message_s if np.all(np.asarray(step.passes.parallel.pp) > 1) else 0.0
     columns = (dense, experts, sums, direct, counts, exchanges, other + sent, moved)
     return np.stack([np.broadcast_to(np.asarray(column, float), np.shape(knots)) for column in columns])
+
+
+def _slowed(step: Iteration, design: StepDesign, knots: ArrayLike) -> Floats:
+    """Factors on the times of products, and of those of experts, while kernels of a library move data [2, knots]."""
+    platform, copy = step.passes.platform, design.system.gpu.cu_copy
+    held = 0 if copy is None else np.minimum(copy.num_cus, np.asarray(platform.chip.cus) - 1)
+    rows = []
+    for kind in ("dense", "experts"):
+        parts = [part for part in step.passes.parts if _kind(part.op.work) == kind and part.op.kind not in _CORE]
+        times = beside_moved_data([part.op for part in parts], [part.spent for part in parts], platform, held)
+        late = sum((part.times * seconds for part, seconds in zip(parts, times, strict=True)), np.zeros(()))
+        alone = step.passes.sum(parts)
+        rows.append(np.where(alone > 0, quotient(late, alone), 1.0))
+    return np.stack([np.broadcast_to(np.asarray(row, float), np.shape(knots)) for row in rows])
 
 
 def _payload(work: Work) -> Floats:

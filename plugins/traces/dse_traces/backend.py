@@ -41,7 +41,7 @@ from simulators.hardware.machine import reads
 from simulators.taskgraph.timeline import Timeline
 
 Floats = NDArray[np.float64]
-_VERSION = "6"
+_VERSION = "7"
 _OF_WORKLOAD = ("path", "kernels")
 _SECTIONS = ("system", "workload", "plan")
 _MOST_MODELS = 8  # runs on machines that are remembered

@@ -71,8 +71,8 @@ def test_a_chain_cut_into_parts_hides_its_collectives_as_a_pipeline_does() -> No
     latency = runs.model.laws.rate.latency_s
     for parts in (2, 4):
         changed = free - gain(runs, Setting(f"in {parts} parts"))[EXPECTED] * US
-        hidden = 3 * 0.8e-3 * (1 - 1 / parts)
-        assert free - hidden - 1e-6 <= changed <= free - hidden + 3 * (parts * latency + 0.5e-3)
+        hidden = 3 * 0.8e-3 * (1 - 1 / parts)  # beside the GEMM before; the one after hides what is left, if slowed
+        assert 4 * 1e-3 <= changed <= free - hidden + 3 * (parts * latency + 0.5e-3)
     assert gain(runs, Setting("in 2 parts"))[EXPECTED] > 500
 
 
@@ -90,7 +90,9 @@ def test_copy_engines_carry_gathers_but_add_nothing() -> None:
 
 
 def beside() -> Profile:
-    """GEMMs of 8 waves, of which every other eight run beside a short message on 32 SMs, and take 10 waves or more."""
+    """GEMMs of 8 waves, of which every other eight run beside a short message on 32 SMs, and take longer than the 10
+    waves that are left to them.
+    """
     rows, start = list[dict[str, Any]](), 0.0
     for iteration in range(8):
         reduced = iteration % 2 == 1
@@ -101,12 +103,13 @@ def beside() -> Profile:
     return profile_of(rows, "made")
 
 
-def test_compute_beside_a_collective_gets_the_sms_back_that_it_leaves() -> None:
+def test_of_lost_sms_and_interference_the_larger_counts() -> None:
     runs = what_ifs(beside())
-    assert runs.model.laws.penalties["GEMM"].factor.value == pytest.approx(1.5 / (10 / 8))
+    assert runs.model.laws.penalties["GEMM"].factor.value == pytest.approx(1.5)
     gains = [gain(runs, Setting(sms=count))[EXPECTED] for count in (64, 32, 16, 1)]
-    assert gains == sorted(gains) and gains[1] == pytest.approx(0, abs=1)
-    assert 360 < gains[2] < 32 * (150 - 100 * 1.2 * 9 / 8)  # the message then outlasts them
+    assert gains[1] == pytest.approx(0, abs=1)
+    assert gains[0] < -100  # 15 waves on the SMs that 64 leave, longer than interference
+    assert gains[2] == pytest.approx(0, abs=1)  # 9 waves are hidden by interference as 10 are
     _, taken = runs.effects.of(0, Setting(mover="switch"))
     assert 0 < taken < 32
 

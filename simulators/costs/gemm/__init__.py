@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from simulators.costs.gemm.waves import Floats, GemmCost, GemmShape, WaveGemms
-from simulators.hardware.machine import Gpu, System
+from simulators.costs.gemm.waves import GemmCost, GemmShape, WaveGemms
+from simulators.hardware.machine import System
 
 if TYPE_CHECKING:
     from simulators.costs.gemm.fitted import FittedGemms
@@ -34,7 +34,6 @@ __all__ = [
     "GemmShape",
     "Gemms",
     "WaveGemms",
-    "beside_cu_copies",
     "gemm_cost",
     "gemms_of",
     "waves_as_fast",
@@ -79,16 +78,3 @@ def waves_as_fast(machine: System, precision: str) -> WaveGemms:
 def gemm_cost(gpu: Gemms, shape: GemmShape, *, taken: ArrayLike = 0) -> GemmCost:
     """Cost of GEMMs while other kernels hold `taken` of the CUs that the GPU grants."""
     return gpu.cost(shape, taken=taken)
-
-
-def beside_cu_copies(gpu: Gpu, granted: Floats, full: Floats) -> Floats:
-    """Time [s] of a GEMM while kernels move data.
-
-    granted, full: its time alone on the CUs that these leave, and on all CUs [s], with the same tile. Static tiles: the
-    waves that are added hide what is lost within them, so of lost CUs and interference the larger counts,
-    max(T_granted, f T_full). Others lose both, f T_granted. How that was found: docs/explanation/contention.md.
-    """
-    interference = np.asarray(gpu.contention.gemm_beside_cus)  # shared caches and HBM
-    if gpu.gemm.assignment != "static":  # workgroups that are dealt out freely lose CUs and interference
-        return np.asarray(interference * granted)
-    return np.asarray(np.maximum(granted, interference * full))

@@ -45,7 +45,6 @@ from simulators.workloads.experts import ExpertExchange, ExpertKernels, MixtureO
 from simulators.workloads.stored import Part
 
 Floats = NDArray[np.float64]
-_GATED = 1.5  # reads two tensors, writes one
 _FP32 = 4  # bytes of a score
 
 
@@ -199,7 +198,7 @@ def _experts(sizes: Sizes, routing: _TokenRouting) -> Iterator[Op]:
     launches = np.asarray(kernels.products) * routing.local
     yield Op("permute", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
     yield Op("expert fc1", "fc", "forward", Product(wide, rows_each, hidden, **parts), launches=launches)
-    gated = (_GATED if sizes.model.gated else 1.0) * routing.width * routing.rows
+    gated = sizes.gate * routing.width * routing.rows
     yield stream(sizes, "expert activation", "activation", sizes.kernels.activation, gated)
     yield Op("expert fc2", "fc", "forward", Product(hidden, rows_each, routing.width, **parts), launches=launches)
     yield Op("unpermute", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
@@ -213,10 +212,10 @@ def _shared(sizes: Sizes) -> Iterator[Op]:
     width = moe.width_of_shared / sizes.tp
     if apart:
         yield from gather_tokens(sizes, "ffn shared")
-    wide, gate = width * (2 if sizes.model.gated else 1), _GATED if sizes.model.gated else 1.0
+    wide = width * (2 if sizes.model.gated else 1)
     name = "shared fc1" if apart else "shared expert fc1"  # experts split by tp read the same tokens: one sum for both
     yield Op(name, "fc", "forward", product(wide, sizes.tokens, sizes.hidden))
-    yield stream(sizes, "shared activation", "activation", sizes.kernels.activation, gate * width * sizes.tokens)
+    yield stream(sizes, "shared activation", "activation", sizes.kernels.activation, sizes.gate * width * sizes.tokens)
     yield Op("shared fc2", "fc", "forward", product(sizes.hidden, sizes.tokens, width))
     if apart:
         yield from reduce_partial_sums(sizes, "ffn shared")

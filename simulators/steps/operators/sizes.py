@@ -164,13 +164,17 @@ class Sizes:
         shared = self.tp if self.parallel.sequence_parallel else 1.0  # tokens between split layers are split as well
         return np.asarray(self.tokens * self.hidden / shared)
 
+    @property
+    def gate(self) -> float:
+        """Passes of the activation of a feed-forward layer over those without a gate."""
+        return _GATED if self.model.gated else 1.0
+
 
 def elements(sizes: Sizes, kind: Kind) -> Floats:
     """Elements of the tensor that kernels of a kind read and write."""
     if kind == "softmax":
         return sizes.scores
-    gate = _GATED if sizes.model.gated else 1.0
-    return sizes.own if kind == "norm" else np.asarray(gate * sizes.ffn * sizes.tokens)
+    return sizes.own if kind == "norm" else np.asarray(sizes.gate * sizes.ffn * sizes.tokens)
 
 
 def stream(sizes: Sizes, name: str, kind: Kind, passes: Passes, size: Floats | None = None) -> Op:

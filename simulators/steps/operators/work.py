@@ -19,6 +19,7 @@ from simulators.costs.collective import CollectiveCost, Group, Pattern, collecti
 from simulators.costs.convolution import convolution
 from simulators.costs.gemm import Gemms, GemmShape, gemm_cost
 from simulators.costs.recurrent import recurrent
+from simulators.costs.sharing import Sharing
 from simulators.costs.streaming import streamed, streaming_cost
 from simulators.hardware.parts import StreamingRates, StreamKind
 from simulators.steps.operators.fused_sums import fused_sum_s, norm_s
@@ -210,7 +211,7 @@ class Platform:
 
     gemms: the GPU as its model of GEMMs reads it. streaming: fitted constants of operators that
     memory bounds. taken: CUs that other kernels hold, which GEMMs do not know of (`simulators.costs.gemm`).
-    interference: slowdown of kernels while others move data. linear: the platform of products of linear layers, where
+    sharing: laws of kernels while others move data. linear: the platform of products of linear layers, where
     these differ from all others. errors: drawn errors of predictions (`simulators.steps.plan.drawn_errors`).
     """
 
@@ -220,9 +221,14 @@ class Platform:
     batched: BatchedGemmRates | None = None
     streaming: Mapping[str, StreamingRates] = field(default_factory=dict)
     taken: ArrayLike = 0
-    interference: ArrayLike = 1.0
+    sharing: Sharing = field(default_factory=Sharing)
     linear: Platform | None = None
     errors: Any = None  # that module imports this one
+
+    def with_held(self, cus: ArrayLike) -> Platform:
+        """The platform whose GEMMs, those of linear layers too, run on the CUs that other kernels leave."""
+        linear = None if self.linear is None else replace(self.linear, taken=cus)
+        return replace(self, taken=cus, linear=linear)
 
 
 @dataclass(frozen=True)
@@ -264,6 +270,20 @@ def operator_costs(ops: Sequence[Op], platform: Platform) -> list[OperatorCost]:
     products = _products([op.work for op in ops if isinstance(op.work, Product)], platform)
     product_costs, seen = iter(products), Memo[Cost]()
     return [next(product_costs) if isinstance(op.work, Product) else _other(op.work, platform, seen) for op in ops]
+
+
+def beside_moved_data(
+    ops: Sequence[Op], costs: Sequence[OperatorCost], platform: Platform, held: ArrayLike
+) -> list[Floats]:
+    """Times [s] of operators while kernels that hold so many CUs move data: of products, by `platform.sharing`.
+
+    costs: of the operators alone, on all CUs. Others take as long as alone here.
+    """
+    left = operator_costs(ops, platform.with_held(held))
+    return [
+        platform.sharing.gemm(few.seconds, cost.seconds) if isinstance(op.work, Product) else cost.seconds
+        for op, cost, few in zip(ops, costs, left, strict=True)
+    ]
 
 
 def _costs_of_linear(ops: Sequence[Op], platform: Platform, linear: Platform) -> list[OperatorCost]:

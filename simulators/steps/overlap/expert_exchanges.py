@@ -20,8 +20,7 @@ Kernels that exchange hold CUs. Beside the other micro-batch GEMMs keep to the C
 and DeepGEMM are set; they wait for nothing else. What is computed beside an exchange takes, with c CUs of which c_x are
 held, f the interference of moved data, and u, u_x the shares of the HBM's rate that both draw alone,
 
-    GEMM        max(T on the CUs that are left, f T)             as beside reductions (`gradient_contention`)
-    attention   T c / (c - c_x)
+    GEMMs, attention     as `simulators.costs.sharing` has it
     streams     T max(1, u + u_x, min(c / (c - c_x), 1 / u))     one that leaves the HBM idle is bound by its CUs
 
 (streams: derived). An SM of the exchange takes `gpu.contention.cu_copy_beside_gemm` times as long for a byte. Sums of
@@ -38,6 +37,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from simulators.costs.sharing import Sharing
 from simulators.hardware.network import ExpertLibrary
 from simulators.hardware.parts import Contention
 from simulators.steps.operators.experts import TokenExchange
@@ -62,12 +62,6 @@ _SECOND = ("shared fc2", "all-reduce ffn shared", "reduce-scatter ffn shared")
 _AFTER_COMBINE = "all-gather experts"  # gathered after the combine, before the next attention
 
 
-def withhold(platform: Platform, cus: ArrayLike) -> Platform:
-    """The platform whose GEMMs run on the CUs that other kernels leave."""
-    linear = None if platform.linear is None else replace(platform.linear, taken=cus)
-    return replace(platform, taken=cus, linear=linear)
-
-
 @dataclass(frozen=True)
 class OverlappedExchanges:
     """Exchanges of experts beside other work on a GPU.
@@ -89,7 +83,7 @@ class OverlappedExchanges:
     def of_gemms(self) -> Platform:
         """The platform as GEMMs see it, whether an exchange runs or not."""
         # DeepEP and DeepGEMM set the CUs of either for the whole run
-        return withhold(self.platform, self.taken) if self.how == "two_micro_batches" else self.platform
+        return self.platform.with_held(self.taken) if self.how == "two_micro_batches" else self.platform
 
     def layers(self, parts: Sequence[StageOperator], *, training: bool) -> tuple[LayersBeside, ...]:
         """Blocks whose exchanges run beside other work."""
@@ -111,15 +105,14 @@ class OverlappedExchanges:
     def rates_of(self, parts: Sequence[StageOperator]) -> list[Floats]:
         """Share of its own rate at which each operator runs beside an exchange, or each exchange beside compute."""
         drawn, others = self._drawn(parts), iter(self._other_costs(parts))
-        interference = np.asarray(self.platform.interference)
         rates = []
         for part in parts:
             alone_s, work = part.spent.seconds, part.op.work
             if isinstance(work, Product):
                 other = next(others)
-                slow = interference * (other if self.how == "two_micro_batches" else alone_s)
-                # no faster than alone: the larger of lost CUs and interference
-                rates.append(quotient(alone_s, np.maximum.reduce(np.broadcast_arrays(alone_s, other, slow))))
+                left, full = (alone_s, other) if self.how == "two_micro_batches" else (other, alone_s)
+                slowed = self.platform.sharing.gemm(left, full)
+                rates.append(quotient(alone_s, np.maximum(alone_s, slowed)))  # no faster than alone
             elif isinstance(work, TokenExchange):
                 # a GPU that exchanges with nobody
                 rates.append(np.where(alone_s > 0, quotient(alone_s, np.maximum(next(others), alone_s)), 1.0))
@@ -133,7 +126,7 @@ class OverlappedExchanges:
         exchange beside compute.
         """
         # the platform that GEMMs are not costed on already
-        here = self.platform if self.how == "two_micro_batches" else withhold(self.platform, self.taken)
+        here = self.platform if self.how == "two_micro_batches" else self.platform.with_held(self.taken)
         groups = self._with_slow_exchanges.groups
         ops = [part.op for part in parts if isinstance(part.op.work, Product | TokenExchange)]
         yield from (cost.seconds for cost in operator_costs(ops, replace(here, groups=groups)))
@@ -147,7 +140,7 @@ class OverlappedExchanges:
     def _slowdown(self, part: StageOperator, drawn: Floats) -> Floats:
         """Slowdown of kernels that memory bounds, and of attention in one kernel."""
         chip = self.platform.chip
-        lost = np.asarray(chip.cus, float) / (np.asarray(chip.cus, float) - self.taken)
+        lost = Sharing.attention(1.0, chip.cus, self.taken)
         if part.op.kind == "attention":
             return np.asarray(lost)
         # a stream that moves nothing

@@ -2,26 +2,25 @@
 
 While kernels of a library reduce gradients, they hold CUs, and move bytes over links and through the HBM:
 
-    GEMM        max(T on the CUs that are left, f T)     `simulators.costs.gemm.beside_cu_copies`, static tiles
-    attention   T c / (c - c_r)                          in one kernel: bound by the c CUs, of which c_r are held
-    streams     T max(1, u + u_r)                        u, u_r: shares of the HBM's bandwidth that both draw alone
-    collective  T / max(1 - r, 1 / 2)                    r: rate of the reduction over that of the collective: links of
+    GEMMs, attention, streams      as `simulators.costs.sharing` has it
+    collectives T / max(1 - r, 1 / 2)                    r: rate of the reduction over that of the collective: links of
                                                          a node are shared fairly, and nobody asks for more than alone
 
-(streams and collectives: derived). A CU of the reduction takes `cu_copy_beside_gemm` times as long for a byte while
+(collectives: derived). A CU of the reduction takes `cu_copy_beside_gemm` times as long for a byte while
 something is computed. A machine without constants of contention (`gpu.contention`) has none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dse import plugins
+from simulators.costs.sharing import Sharing
 from simulators.costs.transfer import link_utilisation
 from simulators.hardware.parts import Contention, CuCopy
 from simulators.steps.operators.work import (
@@ -32,7 +31,7 @@ from simulators.steps.operators.work import (
     Platform,
     Product,
     Stream,
-    operator_costs,
+    beside_moved_data,
     quotient,
 )
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
@@ -115,24 +114,26 @@ class ContendedPlatform:
 
     def beside(self, ops: Sequence[Op], costs: Sequence[OperatorCost], reduction: GradientReduction) -> list[Floats]:
         """Times [s] of operators beside a reduction."""
-        # GEMMs on the CUs that are left, with the tile of all
-        granted = operator_costs(ops, replace(self.platform, taken=self.taken))
-        return [self._slowed(op, cost, less, reduction) for op, cost, less in zip(ops, costs, granted, strict=True)]
+        slowed = beside_moved_data(ops, costs, self.platform, self.taken)
+        return [
+            seconds if isinstance(op.work, Product) else self._slowed(op, cost, reduction)
+            for op, cost, seconds in zip(ops, costs, slowed, strict=True)
+        ]
 
-    def _slowed(self, op: Op, cost: OperatorCost, granted: OperatorCost, reduction: GradientReduction) -> Floats:
+    def _slowed(self, op: Op, cost: OperatorCost, reduction: GradientReduction) -> Floats:
+        """Time [s] of an operator that is no product."""
         chip, seconds = self.platform.chip, cost.seconds
-        if isinstance(op.work, Product):
-            # the larger counts: waves that are added hide interference
-            return np.maximum(granted.seconds, self.contention.gemm_beside_cus * seconds)
         if isinstance(op.work, Exchange):
             wanted = quotient(reduction.rate(reduction.wire_bytes), quotient(cost.wire_bytes, seconds))
             # links are shared fairly between two: no less than half
             return np.asarray(seconds / np.maximum(1 - np.minimum(wanted, 1.0), 0.5))
         if isinstance(op.work, Stream) and op.kind == "attention":
-            cus = np.asarray(chip.cus, float)
-            return np.asarray(seconds * cus / (cus - self.taken))  # one kernel of attention runs on all CUs
-        both = (quotient(cost.bytes, seconds) + reduction.rate(reduction.hbm_bytes)) / chip.drawable_bytes_per_s
-        return np.asarray(seconds * np.maximum(both, 1.0))  # no slower as long as the HBM serves both
+            return Sharing.attention(seconds, chip.cus, self.taken)
+        drawn, moved = (
+            rate / chip.drawable_bytes_per_s
+            for rate in (quotient(cost.bytes, seconds), reduction.rate(reduction.hbm_bytes))
+        )
+        return Sharing.stream(seconds, drawn, moved)
 
     def reductions(self, reduction: GradientReduction) -> Floats:
         """Factor on the rate of a reduction while something is computed."""

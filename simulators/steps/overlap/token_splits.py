@@ -17,24 +17,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from simulators.costs.sharing import Sharing
 from simulators.steps.operators.fused_sums import HALVES
 
 Floats = NDArray[np.float64]
 _WARM_UP = 4  # layers after which each takes as long as the one before
 
 
-def beside_sums(
-    alone: Sequence[Any], granted: Sequence[Any], sums: Sequence[Any], *, interference: ArrayLike
-) -> list[Floats]:
+def beside_sums(alone: Sequence[Any], granted: Sequence[Any], sums: Sequence[Any], *, sharing: Sharing) -> list[Floats]:
     """Times [s] of kernels of a layer beside the sums of the other half.
 
-    granted: with the CUs that these leave. interference: slowdown of kernels while others move data; of lost CUs and
-    this the larger counts (`simulators.costs.gemm.beside_cu_copies`).
+    granted: with the CUs that these leave.
     """
     computed, added = sum(alone, np.zeros(())), sum(sums, np.zeros(()))
     # sums may outlast what is computed
     share = np.minimum(1.0, np.divide(added, computed, out=np.ones_like(added + computed), where=computed > 0))
-    slowed = [np.maximum(less, np.asarray(interference) * free) for free, less in zip(alone, granted, strict=True)]
+    slowed = [sharing.gemm(less, free) for free, less in zip(alone, granted, strict=True)]
     return [np.asarray(free + (late - free) * share) for free, late in zip(alone, slowed, strict=True)]
 
 

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from simulators.costs.gemm import gemms_of
 from simulators.costs.gemm.fitted import FittedGemms
 from simulators.costs.power import sustained_clock
+from simulators.costs.sharing import Sharing
 from simulators.hardware.parts import Precision
 from simulators.steps.design import ScheduledDesign, StepDesign, streaming_rates, tied_weights
 from simulators.steps.operators.quantised_weights import WeightQuantiser
@@ -83,10 +84,9 @@ def _platform(design: StepDesign, precision: Precision, clock: ArrayLike) -> Pla
     system = design.system
     chip = FittedGemms.of(system, precision).at_clock(clock)
     gemms = gemms_of(system, precision, clock=clock, share=design.kernels.share_of(precision))
-    # nothing is known of contention: no slowdown
-    beside: ArrayLike = 1.0 if system.gpu.contention is None else system.gpu.contention.gemm_beside_cus
     at = groups(system, design.parallel)
-    return Platform(chip, gemms, at, design.kernels.batched, streaming=streaming_rates(design), interference=beside)
+    streaming, sharing = streaming_rates(design), Sharing.of(system.gpu)
+    return Platform(chip, gemms, at, design.kernels.batched, streaming=streaming, sharing=sharing)
 
 
 def _beside(design: StepDesign, platform: Platform) -> OverlappedExchanges | None:

@@ -202,7 +202,8 @@ class Gradients:
         reduced = self._reduction(block.trained_params, block.trained_experts).seconds
         layers = SplitLayers(count, forward, backward, gather, reduced)
         out, into = (self._copied_s(block, passes) for passes in self.shard_copies)
-        return replace(layers, gather_copy_s=out, reduce_copy_s=into, interference=self.passes.platform.interference)
+        interference = self.passes.platform.sharing.interference
+        return replace(layers, gather_copy_s=out, reduce_copy_s=into, interference=interference)
 
     def _copied_s(self, block: ModelBlock, passes: ArrayLike) -> Floats:
         """Time of passes over the weights of one block, where dp splits them."""

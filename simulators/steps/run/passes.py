@@ -98,10 +98,11 @@ class MicroBatch:
     def _costs(self, ops: Sequence[Op]) -> list[OperatorCost]:
         """Cost of each operator once; of halves of tokens beside the sums of the other half."""
         platform = self.platform if self.beside is None else self.beside.of_gemms
-        costs = expose_rings(ops, operator_costs(ops, platform), self.platform.interference)  # schedules touch no rings
+        interference = self.platform.sharing.interference
+        costs = expose_rings(ops, operator_costs(ops, platform), interference)  # schedules touch no rings
         halves = [place for place, op in enumerate(ops) if op.half]
         if self.parallel.backward_sums == "beside_weights":
-            costs = beside_weights(ops, costs, self.platform.interference)
+            costs = beside_weights(ops, costs, interference)
         if self.scheduled is not None:
             for at in self.site_places():
                 for place, cost in self.scheduled.costs(ops, costs, self.platform, at).items():
@@ -109,11 +110,11 @@ class MicroBatch:
         if not halves:
             return costs
         # kernels that overlap a sum run on the CUs that its CTAs leave
-        few = operator_costs(ops, replace(self.platform, taken=self.parallel.split_ctas))
+        few = operator_costs(ops, self.platform.with_held(self.parallel.split_ctas))
         computing = [place for place in halves if not isinstance(ops[place].work, Exchange)]
         sums = [costs[place].seconds for place in halves if place not in computing]
         alone, granted = ([cost[at].seconds for at in computing] for cost in (costs, few))
-        slowed = beside_sums(alone, granted, sums, interference=self.platform.interference)
+        slowed = beside_sums(alone, granted, sums, sharing=self.platform.sharing)
         for place, seconds in zip(computing, slowed, strict=True):
             costs[place] = replace(costs[place], seconds=seconds)
         return costs

@@ -1,9 +1,12 @@
 """Laws of contention: how much longer kernels take beside a collective, learnt from a profile or assumed of a machine.
 
-A kernel of a class takes, beside a collective that holds s of the S SMs of a GPU,
+A kernel of a class takes, beside a collective that holds s of the S SMs of a GPU, by the laws of
+`simulators.costs.sharing`,
 
-    GEMM, grouped GEMM, attention, convolution    T f w(s),    w = ceil(c / (S - s)) / ceil(c / S)
-    all others (bound by memory)                  T (1 + (f - 1) q)
+    GEMM, grouped GEMM, convolution     T max(w(s), f), or T f w(s) where workgroups are dealt out freely;
+                                        w = ceil(c / (S - s)) / ceil(c / S)
+    attention                           T max(S / (S - s), f)
+    all others (bound by memory)        T (1 + (f - 1) q), of which each draws all of the HBM's rate alone
 
 times as long: c: its CTAs (one an SM at a time); f: penalty of the class; q: rate of the collective over its rate when
 the penalty was observed, as both draw from the HBM. f is learnt where kernels of a class occur alone and beside
@@ -29,6 +32,8 @@ from dse_traces.laws.machine import ProfiledMachine, machine_named
 from dse_traces.laws.rate_law import RateLaw
 from dse_traces.profile.kernel_classes import CLASSES, COMMUNICATES, FUSED
 from dse_traces.profile.kernels import Profile
+from simulators.costs.gemm.waves import count_waves
+from simulators.costs.sharing import Sharing
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
@@ -43,6 +48,7 @@ _ALONE, _BESIDE = 0.1, 0.5  # shares of a kernel's time beside collectives: at m
 _SHORTEST_S = 5e-6  # kernels to learn from: profilers tell whole microseconds
 _NEIGHBOURS = 2  # on each side of a kernel, that must be the same ones
 _STEADY = 1.25  # longest over shortest time alone of a kernel whose time tells something
+_EXPLAINED = 1.05  # of the time that lost SMs cost: what is below is within the noise of times
 _SAME_S = 1e-6  # by which kernels of one stream may overlap
 _SPREAD = (0.1, 0.9)  # quantiles of what was observed
 
@@ -99,13 +105,23 @@ class Laws:
         if kind not in ON_SMS:
             return np.asarray(np.maximum(1 + (penalty - 1) * rate, 1.0))
         engines = self.engines.cases().reshape(aligned)
-        return np.asarray(np.maximum(np.where(sms > 0, penalty * waves(ctas, self.sms, sms), engines), 1.0))
+        held = np.minimum(sms, self.sms - 1.0)
+        slowed = Sharing(penalty, self.static).gemm(lost_share(kind, ctas, self.sms, held), 1.0)
+        return np.asarray(np.maximum(np.where(sms > 0, slowed, engines), 1.0))
+
+    @property
+    def static(self) -> bool:
+        """Whether workgroups of the machine's GEMMs have fixed SMs."""
+        return Sharing.of(self.hardware.gpu).static
 
 
-def waves(ctas: float, sms: int, taken: ArrayLike) -> Floats:
-    """Waves of CTAs on the SMs that are left, over waves on all of them; of CTAs that are not known as of many."""
-    left = np.maximum(sms - np.asarray(taken, float), 1.0)
-    return np.asarray(np.ceil(ctas / left) / np.ceil(ctas / sms) if ctas > 0 else sms / left)
+def lost_share(kind: str, ctas: float, sms: int, held: ArrayLike) -> Floats:
+    """Time on the SMs that are left over that on all, of a kernel that SMs bound: by its waves of CTAs; of attention,
+    and of CTAs that are not known, as of many.
+    """
+    if kind == "attention" or not ctas > 0:
+        return Sharing.attention(1.0, sms, held)
+    return np.asarray(count_waves(ctas, sms, held) / count_waves(ctas, sms, 0))
 
 
 def assumed_laws(system: str | ProfiledMachine) -> Laws:
@@ -114,13 +130,15 @@ def assumed_laws(system: str | ProfiledMachine) -> Laws:
     gpu, node = machine.gpu, machine.node
     if gpu.contention is None or gpu.cu_copy is None or node is None or not gpu.hbm_bytes_per_s:
         raise _without_contention(machine.name)
-    copy, gemm = gpu.cu_copy, gpu.contention.gemm_beside_cus
+    copy, gemm = gpu.cu_copy, float(np.asarray(Sharing.of(gpu).interference))
     peak = copy.link_efficiency * (gpu.num_links or node.num_gpus - 1) * (node.link_bytes_per_s or 0.0)
     rate = RateLaw(copy.setup_s, 0.0, copy.bytes_per_s_per_cu, max(peak, copy.bytes_per_s_per_cu), 0.0, 4.0)
     drawn = 2 / rate.seconds_per_byte(copy.num_cus) / gpu.hbm_bytes_per_s  # read and written
     streams = Penalty(Estimate(1.0, 1 + float(drawn), 1 + 3 * float(drawn)))
     products = Penalty(Estimate(1.0, gemm, 1 + 2 * (gemm - 1)))
-    penalties = {kind: products if kind in ON_SMS else streams for kind in CLASSES if kind not in COMMUNICATES}
+    attends = Penalty(Estimate(1.0, 1.0, 1 + 2 * (gemm - 1)))  # loses SMs, and nothing else
+    kinds = [kind for kind in CLASSES if kind not in COMMUNICATES]
+    penalties = {kind: products if kind in ON_SMS else streams for kind in kinds} | {"attention": attends}
     slowed, engines = gpu.contention.cu_copy_beside_gemm, gpu.contention.dma_beside_gemm
     intervals = (Estimate(1.0, slowed, 1 + 2 * (slowed - 1)), Estimate(1.0, engines, 1 + 2 * (engines - 1)))
     return Laws(penalties, *intervals, rate, gpu.num_cus, machine)
@@ -212,10 +230,14 @@ def observed_slowdowns(profile: Profile, laws: Laws) -> pd.DataFrame:
     rows = rows.assign(slowdown=rows["beside"] / work.clip(lower=_SHORTEST_S / 10))
     ctas, taken = (rows[name].to_numpy(float, na_value=np.nan) for name in ("ctas", "taken"))
     by_waves = [
-        float(waves(count, laws.sms, held)) if kind in ON_SMS else 1.0
+        float(lost_share(kind, count, laws.sms, min(held, laws.sms - 1.0))) if kind in ON_SMS else 1.0
         for kind, count, held in zip(rows["kind"], ctas, taken, strict=True)
     ]
-    return rows.assign(penalty=rows["slowdown"].clip(lower=1.0) / by_waves)[["kind", "seconds", "slowdown", "penalty"]]
+    slowdown = rows["slowdown"].clip(lower=1.0)
+    # of lost SMs and interference the larger is seen: a slowdown that lost SMs explain tells of no other
+    larger = slowdown.where(slowdown > _EXPLAINED * np.asarray(by_waves), 1.0)
+    rows = rows.assign(penalty=larger if laws.static else slowdown / by_waves)
+    return rows[["kind", "seconds", "slowdown", "penalty"]]
 
 
 @dataclass(frozen=True)
