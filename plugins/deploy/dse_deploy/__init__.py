@@ -30,7 +30,8 @@ COMMANDS = {
         "a plan of a step as settings of a framework or library: Megatron-LM, PyTorch, vLLM, NCCL, ...",
         {
             "plan": "plan.yaml of `plan` or `serve-plan`; for MSCCL the schedule of a collective (YAML or XML)",
-            "to": "megatron, transformer_engine, torch, vllm, sglang, tensorrt_llm, deepep, nccl, rccl or msccl",
+            "to": "megatron, transformer_engine, torch, deepspeed, vllm, sglang, tensorrt_llm, deepep, nccl, rccl or "
+            "msccl",
             "out": "folder to write to",
             "parallel.<knob>": "a value on top of the plan, such as parallel.tp=8",
             "config_dir": "folder of your own configurations",

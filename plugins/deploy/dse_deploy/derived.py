@@ -11,6 +11,7 @@ from typing import Any
 
 from dse.errors import ConfigError, Problem
 from dse.space import get_path
+from dse_deploy.deepspeed import batches, overlap
 from dse_deploy.shell import is_open
 from studies.plan.plan_file import put_in
 
@@ -310,5 +311,7 @@ _RULES_WITH: Mapping[str, Callable[[Facts, dict[str, Any]], str]] = {
     "experts_everywhere": _experts_of_replicas,
     "attention_dp": _experts_cut,
     "attention_dp_of_tp": _experts_cut,
+    "overlap_comm": overlap,
+    "step_batch": batches,
 }
 """Rules of tools that have a setting for a fact, whether it is set or not."""

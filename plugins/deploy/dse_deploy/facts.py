@@ -126,6 +126,14 @@ def _exchanged_by(plan: Plan, model: ModelFacts) -> str | None:
     return "deepep_high_throughput" if get_path(plan, "run.mode") == "prefill" else "deepep_low_latency"
 
 
+def _overlap_comm(plan: Plan, model: ModelFacts) -> bool | None:
+    """Whether DeepSpeed reduces gradients beside the backward pass; nothing without ZeRO."""
+    zero, reductions = get_path(plan, "parallel.zero") or 0, get_path(plan, "parallel.reductions")
+    if zero > 1:
+        return True
+    return None if zero == 0 or reductions is None else reductions == "beside"
+
+
 FACTS: Mapping[str, Callable[[Plan, ModelFacts], Any]] = {
     "experts_everywhere": _experts_everywhere,
     "attention_dp": _attention_dp,
@@ -140,6 +148,7 @@ FACTS: Mapping[str, Callable[[Plan, ModelFacts], Any]] = {
     "waits_for_messages": _waits_for_messages,
     "recomputed_modules": _recomputed_modules,
     "exchanged_by": _exchanged_by,
+    "overlap_comm": _overlap_comm,
 }
 """Fact -> its value for a plan of a model."""
 COVERED: Mapping[str, tuple[str, ...]] = {
@@ -153,5 +162,6 @@ COVERED: Mapping[str, tuple[str, ...]] = {
     "pipeline_layout": ("parallel.virtual_stages", "parallel.pipeline", "parallel.ends"),
     "waits_for_messages": ("parallel.messages",),
     "recomputed_modules": ("run.recompute",),
+    "overlap_comm": ("parallel.reductions",),
 }
 """Fact -> knobs of a plan that it says."""

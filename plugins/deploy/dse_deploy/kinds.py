@@ -8,11 +8,11 @@ from typing import Any
 
 from dse.errors import ConfigError
 from dse.errors.parsing import parse_yaml
+from dse_deploy.deepspeed import is_deepspeed
 from dse_deploy.manifests import manifest_kind
 from dse_deploy.torchtitan import is_torchtitan
 
 _OVERRIDE = re.compile(r"(?:^|\s)[+~]{0,2}(\w+(?:\.\w+)+)=\S")
-_DEEPSPEED = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps"}
 _ACCELERATE = {"distributed_type", "fsdp_config", "deepspeed_config", "megatron_lm_config", "num_processes"}
 _NEMO = {"trainer", "exp_manager"}
 _MOST_NAMED = 4
@@ -39,8 +39,8 @@ def _of_tree(tree: Any) -> str:
     if not isinstance(tree, Mapping):
         return ""
     keys = {str(key) for key in tree}
-    if keys & _DEEPSPEED:
-        return "a configuration of DeepSpeed, whose settings no tool here has"
+    if is_deepspeed(tree):
+        return "a configuration of DeepSpeed (from=deepspeed)"
     if len(keys & _ACCELERATE) > 1:
         return "a configuration of Accelerate, whose settings no tool here has"
     if keys >= _NEMO:

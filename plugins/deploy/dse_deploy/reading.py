@@ -11,6 +11,7 @@ from dse.errors import ConfigError, Problem
 from dse.errors.parsing import parse_yaml
 from dse.space import get_path
 from dse_deploy.arguments import Values, plain, scalar
+from dse_deploy.deepspeed import deepspeed_values
 from dse_deploy.derived import LAUNCHED, derive, open_facts
 from dse_deploy.launches import LAUNCH, script_values
 from dse_deploy.settings import BY_LAYER, Setting, SettingsFile, tp_of
@@ -52,6 +53,9 @@ class _Plan:
             (self.unmodelled if name.startswith("${") else self.unread).append(name)
         elif self._is_open(name, value, setting):
             return
+        elif setting.reason:
+            if not setting.is_usual(value):
+                (self.unmodelled if setting.changes else self.unread).append(f"{name} {value} ({setting.reason})")
         elif setting.fact:
             if setting.values and value not in (True, False):
                 self.unread.append(f"{name} {value}")
@@ -69,7 +73,7 @@ class _Plan:
         """Tell whether only a run would know a value; one that is needed is kept among `open_values`."""
         if setting.constant:  # a file, which is opened beside
             return not setting.path
-        if not isinstance(value, str) or not is_open(value) or setting.fact:
+        if not isinstance(value, str) or not (is_open(value) or value in setting.left_open) or setting.fact:
             return False  # facts may not be needed
         if setting.path == "sites" or get_path(self.plan, setting.path) is None:
             way = f"write {setting.path}=<value>" if setting.path != "sites" else "write its value in the file"
@@ -181,6 +185,10 @@ def _toml(text: str, by_name: Mapping[str, Setting]) -> Values:
     yield from torchtitan_values(text)
 
 
+def _deepspeed(text: str, by_name: Mapping[str, Setting]) -> Values:
+    yield from deepspeed_values(text)
+
+
 _SCRIPT = "arguments"
 """The format of launch scripts and command lines."""
 _VALUES: Mapping[str, Callable[[str, Mapping[str, Setting]], Values]] = {
@@ -188,4 +196,5 @@ _VALUES: Mapping[str, Callable[[str, Mapping[str, Setting]], Values]] = {
     "environment": _environment,
     "python": _python,
     "toml": _toml,
+    "deepspeed": _deepspeed,
 }

@@ -7,6 +7,7 @@ is told. Reading a file that was written gives the nearest plan that the tool ca
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,7 +64,8 @@ class Setting(Frozen):
     the next option. A setting with a constant and without path names a file of the tool. means: value of the knob ->
     other knobs that are read with it. beyond: value of the knob -> what it changes that no knob says. usual: values
     that leave all as it is. later: the file that it names counts over the launch. factors: knobs whose product is
-    written, and of which `path` follows when it is read. writes: value of the knob at `path` -> that of the setting, of
+    written, and of which `path` follows when it is read. reason: why no plan has the setting, which is told with it.
+    left_open: values that a program fills in. writes: value of the knob at `path` -> that of the setting, of
     those that are written alone: a fact has one, or a knob follows from several settings.
     """
 
@@ -92,6 +94,8 @@ class Setting(Frozen):
     usual: tuple[str, ...] = ()
     later: bool = False
     factors: tuple[str, ...] = ()
+    reason: str = ""
+    left_open: tuple[str, ...] = ()
     writes: Mapping[str | int | bool, str | int | bool] = {}
 
     def value_for(self, plan: Plan, model: ModelFacts = UNKNOWN) -> Any:
@@ -167,7 +171,7 @@ class Setting(Frozen):
         if self.path == "sites":
             self._read_sites(value, plan)
             return True
-        if any(_same(usual, value) for usual in self.usual):
+        if self.is_usual(value):
             return True
         knobs = [knob for knob, setting in self.values.items() if _same(setting, value)]
         knobs += [knob for synonym, knob in self.synonyms.items() if _same(synonym, value)]
@@ -177,6 +181,10 @@ class Setting(Frozen):
         for path, needed in {**self.also, **self.means.get(str(knobs[0] if knobs else value), {})}.items():
             put_in(plan, path, needed)
         return True
+
+    def is_usual(self, value: Any) -> bool:
+        """Tell whether a value leaves all as it is."""
+        return any(_same(usual, value) for usual in self.usual)
 
     def beside(self, plan: Plan) -> str:
         """What the value that a plan has of the setting changes and no knob says; "" where nothing."""
@@ -202,7 +210,7 @@ class SettingsFile(Frozen):
     """A file of a tool. together: sums of user buffers overlap their own GEMM in all blocks or in none."""
 
     name: str
-    format: Literal["arguments", "yaml", "environment", "python", "user_buffers", "msccl", "toml"]
+    format: Literal["arguments", "yaml", "environment", "python", "user_buffers", "msccl", "toml", "deepspeed"]
     settings: tuple[Setting, ...] = ()
     together: bool = False
 
@@ -278,7 +286,8 @@ def write(file: SettingsFile, plan: Plan, head: str, model: ModelFacts = UNKNOWN
     by_layer = file.format == "user_buffers"
     rows = list(_layer_rows(plan, together=file.together) if by_layer else _rows(file, plan, model))
     covered = {path for row in rows for path in row.paths}
-    text = _comment(head) + _TEXTS[file.format](rows)
+    comment = "" if file.format == "deepspeed" else _comment(head)  # JSON has none
+    text = comment + _TEXTS[file.format](rows)
     return Written(text, rows, frozenset(path for path, _ in leaves_of(plan)) - covered)
 
 
@@ -346,6 +355,13 @@ def _yaml_text(rows: Sequence[Row]) -> str:
     return notes + (yaml.safe_dump(tree, sort_keys=False) if tree else "{}\n")
 
 
+def _json_text(rows: Sequence[Row]) -> str:
+    tree: dict[str, Any] = {}
+    for row in rows:
+        put_in(tree, row.name, row.value)
+    return json.dumps(tree, indent=2) + "\n"
+
+
 def _environment_text(rows: Sequence[Row]) -> str:
     return "".join(f"# {row.note}\nexport {row.name}={shlex.quote(str(row.value))}\n" for row in rows)
 
@@ -360,4 +376,5 @@ _TEXTS: Mapping[str, Callable[[Sequence[Row]], str]] = {
     "yaml": _yaml_text,
     "environment": _environment_text,
     "python": _python_text,
+    "deepspeed": _json_text,
 }

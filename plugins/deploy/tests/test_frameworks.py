@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -101,6 +102,8 @@ def test_files_are_what_their_formats_are(name: str, plan: dict[str, Any]) -> No
         text = texts[file.name]
         if file.format in ("yaml", "user_buffers"):
             assert isinstance(yaml.safe_load(text), dict | None)
+        elif file.format == "deepspeed":
+            assert isinstance(json.loads(text), dict)
         elif file.format == "python":
             compile(ast.parse(text), file.name, "exec")
         elif file.format == "environment":
@@ -140,9 +143,8 @@ def test_settings_are_of_knobs_of_a_step_and_name_their_sources() -> None:
     for tool in tools().values():
         for file in tool.files:
             for setting in file.settings:
-                assert (
-                    setting.fact or setting.constant or setting.path in paths | {"sites", "system.node.experts.num_sms"}
-                ), setting.path
+                is_of_a_step = setting.path in paths | {"sites", "system.node.experts.num_sms"}
+                assert setting.fact or setting.constant or is_of_a_step or setting.reason, setting.path
                 assert set(setting.sites) <= set(SITES)
                 assert setting.source
 
