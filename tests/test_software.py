@@ -286,6 +286,23 @@ def test_scales_of_blocks_need_fewest_passes_and_those_of_rows_most(kernels: str
     assert seconds == sorted(seconds) and seconds[0] < seconds[-1]
 
 
+@pytest.mark.parametrize("scales", ["block", "tensor", "row", None])
+def test_products_of_scaled_blocks_have_constants_of_their_own_where_a_machine_has_some(scales: str | None) -> None:
+    run, gpu = {"run.products": "fp8", "run.scales": scales}, shipped("system")["h100_8"]["gpu"]
+    constants = gpu["efficiency"]["bf16"]
+    slower = {**constants, "compute": constants["compute"] / 2, "sustained": constants["sustained"] / 2}
+    assumed = {
+        name: {"provenance": "assumed", "source": "this test"} for name in ("efficiency.fp8", "efficiency.fp8_block")
+    }
+    efficiency = {**gpu["efficiency"], "fp8": constants, "fp8_block": slower}
+    own = {"system.gpu.efficiency": efficiency, "system.gpu.sources": {**gpu.get("sources", {}), **assumed}}
+    plain, measured = of_llama(run), of_llama({**run, **own})
+    if scales == "block":
+        assert measured["iteration_s"] > 1.2 * plain["iteration_s"]
+    else:
+        assert measured["iteration_s"] == pytest.approx(plain["iteration_s"], rel=1e-9)
+
+
 @pytest.mark.slow
 @given(drafts=st.integers(1, 16), acceptance=st.floats(0, 1), share=st.floats(0, 1))
 def test_drafts_yield_what_is_accepted_and_cost_their_time(drafts: int, acceptance: float, share: float) -> None:

@@ -71,7 +71,7 @@ class Chip:
         fitted = {
             name: value  # a number, or an array over a grid
             for name in Efficiency.model_fields
-            if name != "streaming" and (value := getattr(constants, name)) is not None
+            if name not in ("streaming", "cast_traffic") and (value := getattr(constants, name)) is not None
         }
         # sustained rates are what kernels reach
         fitted.setdefault("hbm_share", shared_constants().hbm_share if device.gpu.hbm_bytes_per_s is None else 1.0)

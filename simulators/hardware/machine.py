@@ -43,11 +43,11 @@ from simulators.hardware.parts import (
     Grown,
     LaunchTime,
     LoadedClock,
+    MeasuredFormat,
     Part,
     PeakFormat,
     Persistent,
     Power,
-    Precision,
     ShaderEngines,
     ShortTime,
     SourcedValue,
@@ -69,11 +69,11 @@ CollectiveModel = Literal["links", "library"]
 SiteModel = Literal["uncontended", "fluid", "node"]
 """Models of a schedule at a site, from the coarsest to the finest."""
 
-_FORMAT: Mapping[str, PeakFormat] = {"fp16_storage": "fp32", "mixed": "fp16", "mxfp8": "fp8"}
+_FORMAT: Mapping[str, PeakFormat] = {"fp16_storage": "fp32", "mixed": "fp16", "mxfp8": "fp8", "fp8_block": "fp8"}
 """Precision -> format whose peak rate counts, where the names differ: 16-bit data may be computed in 32 bits."""
 _BLOCK_SCALED = ("mxfp8", "nvfp4", "mxfp4")
-_WIDER = ("fp8", "bf16", "fp16")
-_NEAREST: Mapping[str, tuple[str, ...]] = {"fp8": _WIDER[1:], **dict.fromkeys(_BLOCK_SCALED, _WIDER)}
+_WIDER = ("fp8", "fp8_block", "bf16", "fp16")
+_NEAREST: Mapping[str, tuple[str, ...]] = dict.fromkeys(("fp8", "fp8_block", *_BLOCK_SCALED), _WIDER)
 """Precision -> those whose constants it has, at its own peak, where nobody measured it; the nearest first."""
 
 
@@ -147,7 +147,7 @@ class Gpu(WithSources, Grown):
     stream_efficiency: Annotated[Fraction, Field(gt=0)] | None = None
     kernel_launch_s: Part[LaunchTime] = ABSENT
     measured_as: Part[str] = ABSENT
-    efficiency: Part[Mapping[Precision, Efficiency]] = ABSENT
+    efficiency: Part[Mapping[MeasuredFormat, Efficiency]] = ABSENT
     fitted_on: Part[Mapping[str, Mapping[str, tuple[str, ...]]]] = ABSENT
     note: Any = None
     gemm: Part[GemmLibrary] = ABSENT

@@ -14,11 +14,14 @@ from dse.values import Frozen, Source, knob, leaves
 from dse.values.units import Bytes, BytesPerSecond, Fraction, Integer, Number, Seconds
 
 Precision = Literal["fp32", "fp16_storage", "mixed", "fp16", "bf16", "fp8", "mxfp8", "nvfp4", "mxfp4"]
+MeasuredFormat = Literal["fp32", "fp16_storage", "mixed", "fp16", "bf16", "fp8", "mxfp8", "nvfp4", "mxfp4", "fp8_block"]
+"""Precisions, and 8 bits scaled by blocks of 128 numbers (arXiv:2412.19437), whose kernels tables tell apart."""
 PeakFormat = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 """Formats of inputs of which data sheets give the peak rate."""
 ELEMENT_BYTES: Mapping[str, float] = {
     **{"fp32": 4, "fp16_storage": 2, "mixed": 2, "fp16": 2, "bf16": 2, "fp8": 1},
     **{"mxfp8": 1 + 1 / 32, "mxfp4": 0.5 + 1 / 32, "nvfp4": 0.5 + 1 / 16},  # a byte of scale for 32 (OCP MX 1.0), 16
+    "fp8_block": 1 + 4 / 128,  # of the inputs: a scale of 32 bits for 128
 }
 
 Bandwidth = Annotated[BytesPerSecond, Field(ge=1e6)]  # 64 would be a forgotten unit
@@ -232,7 +235,8 @@ class Efficiency(Grown):
     and clock allow for long. camping: slowdown of the multiplication for each doubling of the power of two in the
     stride of K. cache_bytes, cache_speed: activations that the last-level cache holds from kernel to kernel, and their
     rate over that of the HBM (None: of no account). weights_cache_bytes: all that it holds, weights among it, where a
-    loop reads the same again. streaming: by operator that memory bounds.
+    loop reads the same again. cast_traffic: bytes of HBM traffic that the cast of an element of the inputs is worth, of
+    tables that time layers with their casts (in a step these are operators). streaming: by operator that memory bounds.
     """
 
     launch_s: Duration
@@ -252,6 +256,7 @@ class Efficiency(Grown):
     cache_bytes: Annotated[Bytes, Field(ge=1e6)] | None = None
     cache_speed: Annotated[Number, Field(ge=1, le=20)] | None = None
     weights_cache_bytes: Annotated[Bytes, Field(ge=1e6)] | None = None
+    cast_traffic: Factor | None = None
     streaming: Mapping[StreamKind, StreamingRates] | None = None
 
     @model_validator(mode="after")

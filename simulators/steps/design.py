@@ -15,7 +15,7 @@ from dse.space.blocks import Rule
 from simulators.hardware.device import Device, ScheduledDevice
 from simulators.hardware.machine import Gpu
 from simulators.hardware.network import link_rules
-from simulators.hardware.parts import Grown, Precision, StreamingRates
+from simulators.hardware.parts import Grown, MeasuredFormat, Precision, StreamingRates
 from simulators.hardware.pim import Format, InstructionSet
 from simulators.steps.epochs.seqpoint import Iterations
 from simulators.steps.operators.quantised_weights import QuantisedWeights
@@ -106,9 +106,19 @@ def _without_pim(system: Mapping[str, Any]) -> dict[str, Any]:
     return {**system, "gpu": {name: value for name, value in system["gpu"].items() if name != "pim"}}
 
 
+def product_format(design: StepDesign) -> str:
+    """Precision of the products of linear layers; with scales of blocks `fp8_block`, where a machine has constants."""
+    run = design.run
+    of_blocks = run.products == "fp8" and run.scales == "block"
+    return _BLOCKS if of_blocks and _BLOCKS in (design.system.gpu.efficiency or {}) else run.products or run.precision
+
+
+_BLOCKS: MeasuredFormat = "fp8_block"
+
+
 def constants_of(design: StepDesign) -> dict[str, str | None]:
     """Precision of the run and of its products -> that whose constants it has."""
-    names = (design.run.precision, design.run.products or design.run.precision)
+    names = (design.run.precision, product_format(design))
     return {str(name): design.system.gpu.stands_for(name) for name in names}
 
 

@@ -483,8 +483,9 @@ class Kernels(SourcedValue):
     experts: ExpertKernels | None = None
 
     def share_of(self, precision: str) -> ArrayLike:
-        """Rate of products at a precision over that of the machine's GEMMs."""
-        return {str(name): share for name, share in self.product_share.items()}.get(precision, 1.0)
+        """Rate of products at a precision over that of the machine's GEMMs; blocks have that of their elements."""
+        elements = precision.removesuffix("_block")
+        return {str(name): share for name, share in self.product_share.items()}.get(elements, 1.0)
 
     def __iter__(self) -> Generator[tuple[str, Any], None, None]:
         """Iterate over the fields; those that came later only where they are given: old designs keep their keys."""

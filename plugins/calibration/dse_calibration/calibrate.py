@@ -24,6 +24,7 @@ from dse.files import atomic_replacement, read_bytes
 from dse.results.run_folder import Outputs
 from dse_calibration.collectives import ANY_PRECISION, COLLECTIVE_ROWS, holds_collectives, read_collectives
 from dse_calibration.fit import (
+    CAST_PRIOR,
     FEWEST,
     LIBRARY_PRIORS,
     PRIORS,
@@ -38,7 +39,7 @@ from dse_calibration.measurements import FLOAT_BYTES, STREAM_KINDS, MeasuredRows
 from dse_calibration.predictions import MODELS, Errors, PredictedRows, predicted_by, roofline
 from dse_calibration.residual_groups import own_groups
 from dse_calibration.residual_rows import rows_of_predicted
-from dse_calibration.rows import on_device
+from dse_calibration.rows import cast_lines, on_device
 from dse_calibration.slowdowns import holds_slowdowns, with_contention
 from simulators.hardware.device import Device
 from simulators.hardware.machine import merged, peak_format, tree_of
@@ -105,7 +106,12 @@ def calibrate(words: Sequence[str]) -> int:
     done = calibrate_rows(tree, read_table(file), file)
     _write(done, outputs)
     console.print(_table(done))
-    for text in (*poor(done), *at_bounds(done), *interval_lines(intervals(done, file.name))):
+    for text in (
+        *poor(done),
+        *at_bounds(done),
+        *cast_lines(done.device, (predicted.rows for predicted in done.found["fitted"])),
+        *interval_lines(intervals(done, file.name)),
+    ):
         console.print(text)
     written = f"{target.name}, errors.json, residuals.csv, figures/calibration.png"
     console.print(f"written to {outputs.folder}/: {written}", soft_wrap=True)
@@ -383,6 +389,7 @@ def at_bounds(done: Calibration) -> Iterator[str]:
     """Yield a sentence for each constant that the fit pushed to a bound of its range."""
     for precision, constants in done.device.gpu.efficiency.items():
         priors = PRIORS if constants.tiles is None else LIBRARY_PRIORS
+        priors = priors if constants.cast_traffic is None else {**priors, "cast_traffic": CAST_PRIOR}
         for name, prior in priors.items():
             value, ends = getattr(constants, name), (prior.low, prior.high)
             if min(abs(np.log(value / end)) for end in ends) < _AT_BOUND:  # relative distance from either end

@@ -106,6 +106,9 @@ LIBRARY_PRIORS: Mapping[str, Prior] = {
 }
 """Priors of the constants of GEMMs by a library of today (`simulators.costs.gemm.library`); sustained: over compute."""
 
+CAST_PRIOR = Prior(10.0, 1.0, 1.0, 500.0)
+"""Prior of `cast_traffic`, of times with the cast of their inputs, which moves three bytes an element at least."""
+
 CACHE_PRIOR = Prior(2.5, 0.5, 1.0, 15.0)
 """Prior of `cache_speed`, of a GPU whose cache keeps activations from kernel to kernel."""
 
@@ -141,7 +144,7 @@ STREAM_PRIORS: Mapping[str, Prior] = {
 }
 """Priors of the constants of an operator that memory bounds."""
 TYPICAL_STREAMING = StreamingRates(**{name: prior.middle for name, prior in STREAM_PRIORS.items()})
-LIBRARY_PRECISIONS = ("fp16", "bf16", "fp8")
+LIBRARY_PRECISIONS = ("fp16", "bf16", "fp8", "fp8_block", "nvfp4")
 """Precisions whose tables are of libraries of today; those of DeepBench (fp32, fp16_storage, mixed) are of 2017."""
 LIBRARY_GEMMS = 24
 """Largest number of GEMMs that the constants of such a library are fitted on."""
@@ -275,6 +278,7 @@ def _fit_library(device: Device, precision: str, chosen: Chosen) -> Efficiency:
     caches = {"cache_bytes": cache, "weights_cache_bytes": weights_cache}
     typical = typical_library(tiles).model_copy(update=caches)
     priors = LIBRARY_PRIORS if cache is None else {**LIBRARY_PRIORS, "cache_speed": CACHE_PRIOR}
+    priors = {**priors, "cast_traffic": CAST_PRIOR} if chosen[0].casts else priors
 
     def predict(values: Mapping[str, float], rows: MeasuredRows) -> Floats:
         return on_device(device, typical.model_copy(update=_of_library(values)), rows).seconds

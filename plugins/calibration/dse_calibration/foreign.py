@@ -45,7 +45,7 @@ _TYPES = ("dtype", "gemm_dtype", "precision", "a_type")
 
 
 def precision_of(text: str) -> str:
-    """Name of a precision as it is here: bf16, fp16, fp32, fp8, or the text where none of them is meant."""
+    """Name of a precision as it is here: bf16, fp16, fp32, fp8, fp8_block, or the text where none of them is meant."""
     plain = text.lower().removeprefix("torch.").removeprefix("rocblas_").removeprefix("hip_r_")
     for pattern, name in _PRECISIONS:
         if re.fullmatch(pattern, plain):
@@ -57,6 +57,7 @@ _PRECISIONS = (
     (r"bf16(_r)?|bfloat16|16bf", "bf16"),
     (r"fp16|f16(_r)?|float16|half|16f|h", "fp16"),
     (r"fp32|f32(_r)?|float32|float|32f|s", "fp32"),
+    (r"fp8_block(_?(wise|scaled?|128))?", "fp8_block"),
     (r"b?f8(_fnuz)?(_r)?|fp8(_\w+)?|float8\w*|8f_e[45]m[23](_fnuz)?", "fp8"),
 )
 

@@ -5,7 +5,8 @@ m = out, n = tokens, k = in. Rows without a time, or of a precision that is unkn
 
 - tuned kernels of ROCm/aiter: device, precision, tokens, out_features, in_features, us
 - profiles of ai-dynamo/aiconfigurator: device, gemm_dtype, m (tokens), n (out), k (in), latency [ms]; of loops over six
-  sets of weights and one of activations (its `collector/vllm/collect_gemm.py`)
+  sets of weights and one of activations (its `collector/vllm/collect_gemm.py`); layers of 8 and 4 bits are timed with
+  the cast of their inputs, which are of 16 bits
 - profiles of microsoft/vidur, at fp16: device, op, tokens, out_features, in_features, median_ms; those of operations
   that are no GEMM (norms, activation, residual add, rotary) with the tensors of 16 bits that they move at least, from
   hidden, heads, kv_heads, ffn, gated and tp
@@ -33,7 +34,7 @@ from simulators.hardware.parts import StreamKind
 class ColumnLayout:
     """Columns of a layout: of the sizes (m, n, k), of the time and its unit [s], of the precision or its name.
 
-    weight_sets: that its benchmark takes in turn.
+    weight_sets: that its benchmark takes in turn. casts: formats whose inputs its benchmark casts before each GEMM.
     """
 
     sizes: tuple[str, str, str]
@@ -42,6 +43,7 @@ class ColumnLayout:
     precision: str
     marks: tuple[str, ...]
     weight_sets: float = math.inf
+    casts: tuple[str, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -49,11 +51,12 @@ class ColumnLayout:
         return (*self.sizes, self.time, *self.marks)
 
 
-_PRECISIONS = {"fp8": "fp8", "bf16": "bf16", "fp16": "fp16"}
+_PRECISIONS = ("fp8", "fp8_block", "nvfp4", "bf16", "fp16")
 _FEATURES = ("out_features", "tokens", "in_features")
+_CAST = ("fp8", "fp8_block", "nvfp4")
 LAYOUTS = (
     ColumnLayout(_FEATURES, "us", 1e-6, "precision", ("device", "precision")),
-    ColumnLayout(("n", "m", "k"), "latency", 1e-3, "gemm_dtype", ("device", "gemm_dtype"), weight_sets=6),
+    ColumnLayout(("n", "m", "k"), "latency", 1e-3, "gemm_dtype", ("device", "gemm_dtype"), weight_sets=6, casts=_CAST),
     ColumnLayout(_FEATURES, "median_ms", 1e-3, "fp16", ("device", "op")),
 )
 _MOST_SIZE = 2**40
@@ -78,7 +81,10 @@ def read_gemms(path: Path) -> list[MeasuredRows]:
     if not groups:
         check.add(path.name, "holds no GEMMs")
         check.done()
-    return [replace(_rows(*key, cells), weight_sets=layout.weight_sets) for key, cells in groups.items()]
+    return [
+        replace(_rows(device, precision, cells), weight_sets=layout.weight_sets, casts=precision in layout.casts)
+        for (device, precision), cells in groups.items()
+    ]
 
 
 def read_streams(path: Path) -> list[MeasuredRows]:
@@ -144,8 +150,8 @@ def _groups(table: CsvTable, layout: ColumnLayout, check: Problems, path: Path) 
         if not all(cells[size] for size in layout.sizes):
             continue  # no GEMM
         written = cells.get(layout.precision, layout.precision)
-        precision = _PRECISIONS.get(precision_of(written))
-        if precision is None:
+        precision = precision_of(written)
+        if precision not in _PRECISIONS:
             unknown[written] += 1
         elif not cells[layout.time]:
             without_time += 1

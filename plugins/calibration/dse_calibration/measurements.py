@@ -74,7 +74,8 @@ class MeasuredRows:
     shape: column -> its values [R] (of a GEMM `ta`, `tb`: 1 if transposed; of a recurrent layer also `gates`).
     seconds [R, passes]: NaN if not measured. names, lines: name and line number of each row. algorithms: the library's
     name of the algorithm of the forward pass; '' if not given. library: name of the library of collectives, where it is
-    another than the one of the node. weight_sets: of GEMMs, operands A that the benchmark took in turn.
+    another than the one of the node. weight_sets: of GEMMs, operands A that the benchmark took in turn. casts: whether
+    times of GEMMs are with the cast of their inputs, operand B.
     """
 
     device: str
@@ -87,6 +88,7 @@ class MeasuredRows:
     algorithms: tuple[str, ...]
     library: str = ""
     weight_sets: float = math.inf
+    casts: bool = False
 
     @property
     def size(self) -> int:
@@ -112,6 +114,7 @@ class MeasuredRows:
             tuple(self.algorithms[place] for place in chosen),
             self.library,
             self.weight_sets,
+            self.casts,
         )
 
 

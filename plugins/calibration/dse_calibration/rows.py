@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from dse_calibration.collectives import COLLECTIVE_ROWS, constants_of, cost_of_rows
 from dse_calibration.measurements import FLOAT_BYTES, STREAM_KINDS, MeasuredRows
 from simulators.costs.chip import Cost
@@ -39,10 +41,23 @@ def on_device(device: Device, constants: Efficiency, rows: MeasuredRows) -> Cost
         gemms = GemmShape(shape["m"], shape["n"], shape["k"], transposed_a=shape["ta"], weight_sets=rows.weight_sets)
         alone = gemm_cost(chip, gemms)
         traffic, seconds = gemms.least_bytes(chip.element_bytes), alone.seconds + alone.launch_s
+        if rows.casts and constants.cast_traffic is not None:
+            seconds = seconds + constants.cast_traffic * shape["k"] * shape["n"] / device.gpu.hbm_rate
         return Cost.of(alone.flop[:, None], traffic[:, None], seconds[:, None])
     if rows.kind == "recurrent":
         return recurrent(chip, shape["gates"], shape["hidden"], shape["n"], shape["t"])
     return convolution(chip, shape)
+
+
+def cast_lines(device: Device, groups: Iterable[MeasuredRows]) -> Iterator[str]:
+    """Yield what the casts of inputs take that times of rows hold, which a step has as operators of its own."""
+    for rows in groups:
+        constants = device.gpu.constants(rows.precision)
+        if rows.casts and constants is not None and constants.cast_traffic is not None:
+            yield (
+                f"{rows.precision}: times are with the cast of the inputs, worth {constants.cast_traffic:.3g} bytes of"
+                " HBM traffic an element; the other constants are of the GEMM alone"
+            )
 
 
 def allreduce(node: Node, rows: MeasuredRows) -> Cost:

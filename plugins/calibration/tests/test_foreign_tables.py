@@ -96,7 +96,8 @@ def test_collectives_of_vidur_are_of_its_workers_and_nodes(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "meant"),
     [("torch.bfloat16", "bf16"), ("f16_r", "fp16"), ("f8_fnuz_r", "fp8"), ("float8_e4m3fn", "fp8"),
-     ("torch.float8_e4m3fnuz", "fp8"), ("h", "fp16"), ("f32_r", "fp32"), ("i8_r", "i8_r"), ("fp8_block", "fp8")],
+     ("torch.float8_e4m3fnuz", "fp8"), ("h", "fp16"), ("f32_r", "fp32"), ("i8_r", "i8_r"), ("fp8_block", "fp8_block"),
+     ("fp8_static", "fp8")],
 )  # fmt: skip
 def test_names_of_precisions_are_those_of_their_formats(name: str, meant: str) -> None:
     assert precision_of(name) == meant

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from benchmarks import validity
 from dse.cli import main
 from dse.errors import ConfigError
+from dse_calibration.calibrate import calibrate_rows
 from dse_calibration.fit import LIBRARY_GEMMS, library_tiles, typical_library
 from dse_calibration.layouts import read_gemms
 from dse_calibration.measurements import STREAM_KINDS
+from dse_calibration.rows import cast_lines
 from simulators.costs.gemm import GemmShape, gemm_cost
 from simulators.costs.gemm.fitted import FittedGemms
 from simulators.costs.streaming import streamed
@@ -148,6 +150,44 @@ def test_constants_come_back_from_times_that_they_made(tmp_path: Path, capsys: p
     assert {"fp16 gemm", "bf16 gemm"} <= set(tree["gpu"]["note"]["on rows not fitted on"])  # of earlier tables, too
     assert len(tree["gpu"]["fitted_on"]["bf16"]["gemm"]) <= LIBRARY_GEMMS
     assert "made.csv" in tree["gpu"]["sources"]["efficiency.bf16"]["source"]
+
+
+FORMATS = Path(__file__).with_name("field") / "aiconfigurator-formats" / "gemm_perf.csv"
+
+
+@pytest.mark.slow
+def test_formats_of_a_table_are_fitted_apart_and_closer_than_the_nearest_row() -> None:
+    done = calibrate_rows(tree_of("h100_8"), read_gemms(FORMATS), FORMATS)
+    medians = {}
+    for predicted, errors in done.held_out():
+        fitted, nearest = errors["fitted"], errors["nearest"]
+        assert fitted is not None and nearest is not None
+        medians[predicted.rows.precision] = fitted.median
+        assert fitted.median < 0.5 * nearest.median and fitted.p90 < nearest.p90
+    assert set(medians) == {"bf16", "fp8", "fp8_block"} and max(medians.values()) < 0.08
+    block, tensor = (done.device.gpu.constants(name) for name in ("fp8_block", "fp8"))
+    assert block is not None and tensor is not None and block.launch_s > 1.5 * tensor.launch_s
+    (*lines,) = cast_lines(done.device, (predicted.rows for predicted in done.found["fitted"]))
+    assert [line.partition(":")[0] for line in lines] == ["fp8", "fp8_block"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "traffic"), [("fp8", 8.0), ("fp8_block", 30.0)])
+def test_the_cast_of_inputs_comes_back_from_times_that_hold_it(name: str, traffic: float, tmp_path: Path) -> None:
+    true = TYPICAL_LIBRARY.model_copy(update={"launch_s": 8e-6, "sustained": 0.6, "compute": 0.9})
+    random = np.random.default_rng(6)
+    m, n, k = 2.0 ** random.integers(8, 15, 300), 2.0 ** random.integers(0, 13, 300), 2.0 ** random.integers(8, 14, 300)
+    casts = traffic * n * k / np.asarray(H100.gpu.hbm_rate)
+    times = 1e3 * (seconds(FittedGemms.of(H100, name, efficiency=true), m, n, k) + casts)
+    lines = [f"H100,{name},{b:.0f},{a:.0f},{c:.0f},{t:.9g}" for a, b, c, t in zip(m, n, k, times, strict=True)]
+    table = tmp_path / "made.csv"
+    table.write_text("\n".join(["device,gemm_dtype,m,n,k,latency", *lines]), encoding="utf-8")
+    done = calibrate_rows(tree_of("h100_8"), read_gemms(table), table)
+    (predicted,), fitted = done.found["fitted"], done.device.gpu.constants(name)
+    assert fitted is not None and predicted.errors is not None
+    assert fitted.cast_traffic == pytest.approx(traffic, rel=0.1)
+    assert fitted.sustained == pytest.approx(0.6, rel=0.1)
+    assert predicted.errors.median < 0.03
 
 
 @pytest.mark.parametrize("name", CALIBRATED)

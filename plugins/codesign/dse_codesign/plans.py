@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dse.values import Frozen
 from simulators.hardware.device import ScheduledDevice
 from simulators.steps.backend import StepBackend, metrics_of
-from simulators.steps.design import ScheduledDesign
+from simulators.steps.design import ScheduledDesign, product_format
 from simulators.steps.judge.ideal import ideal_candidates
 from simulators.steps.overlap.sites import SERIAL, SITES, SiteSchedules, TensorGroup, read_schedule
 from simulators.steps.run.build import iteration
@@ -221,5 +221,4 @@ class _Planner:
         return system
 
     def _group(self, system: ScheduledDevice) -> TensorGroup:
-        run = self._design.run
-        return TensorGroup.of(system, tp=int(self._design.parallel.tp), precision=run.products or run.precision)
+        return TensorGroup.of(system, tp=int(self._design.parallel.tp), precision=product_format(self._design))

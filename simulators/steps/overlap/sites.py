@@ -57,7 +57,7 @@ Order = Literal["before", "after"]
 SERIAL = "serial"
 """Option of the group `schedule` that a site without another one has."""
 _COLUMNS = 512  # of a tensor of which only the bytes are known
-_FORMATS = {"mixed": "fp16", "fp16_storage": "fp32"}
+_FORMATS = {"mixed": "fp16", "fp16_storage": "fp32", "fp8_block": "fp8"}
 """Precision of a run -> format of the inputs of its GEMMs, where the names differ."""
 
 

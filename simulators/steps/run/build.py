@@ -13,7 +13,7 @@ from simulators.costs.gemm.fitted import FittedGemms
 from simulators.costs.power import sustained_clock
 from simulators.costs.sharing import Sharing
 from simulators.hardware.parts import Precision
-from simulators.steps.design import ScheduledDesign, StepDesign, streaming_rates, tied_weights
+from simulators.steps.design import ScheduledDesign, StepDesign, product_format, streaming_rates, tied_weights
 from simulators.steps.operators.quantised_weights import WeightQuantiser
 from simulators.steps.operators.work import ModelBlock, Platform
 from simulators.steps.overlap.expert_exchanges import OverlappedExchanges
@@ -46,7 +46,7 @@ def iteration(design: StepDesign, errors: Any = None) -> Iteration:
 def _at_clock(design: StepDesign, clock: ArrayLike, errors: Any = None) -> Iteration:
     platform, kernels = _platform(design, design.run.precision, clock), design.kernels
     if design.run.products is not None:
-        platform = replace(platform, linear=_platform(design, design.run.products, clock))
+        platform = replace(platform, linear=_platform(design, product_format(design), clock))
     platform = platform if errors is None else errors.on(platform)
     law, gpu = design.system.gpu.contention, design.system.gpu
     host = {
@@ -79,7 +79,7 @@ def _at_clock(design: StepDesign, clock: ArrayLike, errors: Any = None) -> Itera
     return Iteration(gradients, design.model.hidden, **host, experts=kernels.experts or ExpertKernels())
 
 
-def _platform(design: StepDesign, precision: Precision, clock: ArrayLike) -> Platform:
+def _platform(design: StepDesign, precision: str, clock: ArrayLike) -> Platform:
     """The GPU at a precision and a clock, and its groups."""
     system = design.system
     chip = FittedGemms.of(system, precision).at_clock(clock)
@@ -102,7 +102,7 @@ def schedules_of(design: StepDesign) -> SiteSchedules | None:
     """Schedules of sites, where there are any."""
     if not isinstance(design, ScheduledDesign) or not design.sites:
         return None
-    tp, precision = int(design.parallel.tp), design.run.products or design.run.precision
+    tp, precision = int(design.parallel.tp), product_format(design)
     return SiteSchedules(design.sites, TensorGroup.of(design.system, tp=tp, precision=precision), design.run.mode)
 
 
