@@ -137,7 +137,7 @@ def _megatron_overlaps(launch: Launch) -> Iterator[str]:
         yield "disable full recomputation, and use expert parallelism, when enabling overlap_moe_expert_parallel_comm"
     if launch.schedule not in ("1f1b", "interleaved", "zb_h1", "zbv", "v_half", "v_min"):
         yield f"schedule {launch.schedule} does not exist"
-    beside = (launch.reduces_beside and launch.dp > 1) or launch.gathers_beside
+    beside = (launch.reduces_beside and launch.dp > 1 and launch.zero < 2) or launch.gathers_beside
     if launch.schedule in ("zb_h1", "zbv", "v_half", "v_min") and beside:  # of Primus, by the README of its zerobubble
         yield "zero-bubble pipelines need overlap_grad_reduce and overlap_param_gather to be false"
 

@@ -78,6 +78,20 @@ def test_a_plan_that_megatron_asserts_against_is_refused_with_its_rule(words: li
     assert problems and "megatron asserts it" in problems[0].rule
 
 
+@pytest.mark.parametrize(("zero", "is_refused"), [(0, True), (1, True), (2, False), (3, False)])
+def test_primus_refuses_overlapped_reductions_of_zero_bubbles_where_they_count(zero: int, is_refused: bool) -> None:
+    words = ["parallel.dp=8", "parallel.pp=2", "parallel.pipeline=zb_h1", "parallel.reductions=beside"]
+    split = [f"parallel.zero={zero}", "parallel.prefetch=false", "run.micro_batches=4", "fabric=ndr400"]
+    step = ["study=plan", "model=llama3_8b", "system=mi300x_8", "stack=primus", "run.mode=training"]
+    (tree, *_) = scenarios(composed_design(request([*step, *words, *split]).tree)).values()
+    problems = StepBackend().problems(StepBackend().design(tree))
+    assert (_REDUCTIONS in [problem.path for problem in problems]) == is_refused
+    launch = Launch(
+        **{**vars(FINE), "waits_for_messages": True, "schedule": "zb_h1", "reduces_beside": True, "zero": zero}
+    )
+    assert any("overlap_grad_reduce" in text for text in CHECKS["megatron"](launch)) == is_refused
+
+
 def test_overlapped_exchanges_are_written_with_the_kernels_that_vllm_needs_for_them() -> None:
     plan = {"parallel": {"tp": 1, "dp": 8, "ep": 8, "exchanges": "two_micro_batches"}, "run": {"mode": "decode"}}
     written = write_all(tools()["vllm"], plan, "plan", ModelFacts(experts=True))
