@@ -75,6 +75,54 @@ def test_a_word_that_is_written_down_has_lost_its_password(password: str, place:
         assert password not in printable(f"(psycopg.OperationalError) connection to {word!r} failed: {password!r}")
 
 
+WORDS = st.from_regex(r"[A-Za-z][A-Za-z0-9]{2,11}[0-9]{2}", fullmatch=True)
+SENTENCES = (
+    "the password is {}, as before",
+    "Password: {}",
+    "the passphrase was '{}'",
+    "pwd: {}",
+    "my pwd is {}",
+    "password set to {}.",
+    "the password was changed to {}; tell nobody",
+    "an API key is {} here",
+    "secret -> {}",
+    "run with --password {} --quiet",
+    "see ftp://me:{}@host/x for more",
+    "from me:{}@db.example.org/x on",
+    'a note ("password": "{}") of a colleague',
+)
+
+
+@given(
+    password=WORDS, place=st.sampled_from(SENTENCES), around=st.sampled_from(["{}", "note: {}", "first line\n{}\nlast"])
+)
+def test_a_password_in_a_sentence_is_hidden_wherever_text_is_recorded_or_printed(
+    password: str, place: str, around: str
+) -> None:
+    text = around.format(place.format(password))
+    shown = (hidden(text), printable(text), redact(text), redact({"note": [text]}), Problem("note", text, text))
+    assert not [form for form in map(str, shown) if password in form]
+    with secrets_known([text]):
+        assert password not in hidden(f"cannot log in: {password} is refused")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the password is wrong",
+        "password is required, and was not given",
+        "the secret of speed is locality",
+        "a token is generated in 3 ms",
+        "an image vllm/vllm:0.14@sha256:0123.abc",
+        "std::sort@GLIBCXX_3.4",
+        "mail to mailto:me@example.org",
+        "time per output token: 3 ms",
+    ],
+)
+def test_a_sentence_about_passwords_keeps_its_words(text: str) -> None:
+    assert hidden(text) == text
+
+
 @pytest.mark.slow
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(PASSWORDS, st.sampled_from(PLACES), st.sampled_from([[], ["--cfg", "job"], ["seed=0,1", "--multirun"]]))

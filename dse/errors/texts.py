@@ -1,8 +1,8 @@
 """Texts on their way out: printed, recorded or raised, they hold no password and no character that steers a terminal.
 
-A password is recognised where it stands (in the authority or the query of a URL, under a name such as `api_key`); the
-passwords of the words of a command line, and those of the environment, are remembered while a command runs, so that
-they are hidden also where a library repeats them alone.
+A password is recognised where it stands (in the authority or the query of a URL, under a name such as `api_key`, after
+an option or a sentence such as `password is`); the passwords of the words of a command line, and those of the
+environment, are remembered while a command runs, so that they are hidden also where a library repeats them alone.
 
 Standard output and standard error while a command runs: what is printed passes `printable`, whoever prints it.
 
@@ -24,8 +24,8 @@ from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 HIDDEN = "***"
 _FOLDERS = ("PWD", "OLDPWD")  # of the shell, which are no passwords in spite of their names
-_SECRETS = r"passw(?:or)?d|passphrase|secret|credentials?|(?:api|secret|access|private)_?key"
-_TOKENS = r"(?<![A-Za-z0-9])(?:token|pwd)|(?:access|auth|bearer|refresh|id)token"
+_SECRETS = r"passw(?:or)?d|passphrase|secret|credentials?|(?:api|secret|access|private)[_ -]?key|(?<![A-Za-z0-9])pwd"
+_TOKENS = r"(?<![A-Za-z0-9])token|(?:access|auth|bearer|refresh|id)token"
 _NAMED = rf"(?:{_SECRETS}|{_TOKENS})"
 """Names of secrets; `tokens` is the name of a number."""
 _NAME = re.compile(rf"(?i)[\w-]{{0,80}}{_NAMED}")
@@ -40,7 +40,29 @@ _PAIR = re.compile(
     rf"""(?i)((?<![\w?&;#])["']?[\w.-]{{0,80}}?(?:{_SECRETS}|(?:{_TOKENS})(?=["']?\s{{0,8}}[=:]\s{{0,8}}["']?[^\s"']{{8}}))"""
     r"""["']?\s{0,8}[=:]\s{0,8})("[^"\n]+"|'[^'\n]+'|[^\s"',;&)}\]]+)"""
 )
+_DESCRIBES = (
+    "a|absent|accepted|allowed|already|also|always|ambiguous|an|as|asked|at|bad|be|being|blank|by|changed|checked|denied|"
+    "different|empty|expected|expired|for|from|given|hidden|ignored|in|incorrect|invalid|it|kept|known|long|longer|missing|"
+    "needed|neither|never|no|none|nor|not|now|of|on|one|only|optional|out|part|plain|printed|read|refused|rejected|removed|"
+    "required|reset|sent|set|short|shorter|shown|still|stored|taken|text|that|the|to|too|unchanged|unknown|unset|used|"
+    "weak|what|where|with|without|written|wrong"
+)
+"""Words after `password is` that describe a password, and are none."""
+_PROSE = re.compile(
+    rf"""(?i)(\b(?:(?:{_SECRETS})|(?:{_TOKENS})(?=\s+\w+\s+(?=\S{{0,200}}[0-9])\S{{8}}))["']?\s{{1,8}}"""
+    r"""(?:(?:(?:is|was|are|has\s+been|will\s+be)\s{1,8})?(?:set|changed|reset)\s{1,8}to|is|was|are|equals|being|->|→)\s{1,8})"""
+    rf"""(?!(?:{_DESCRIBES})\b)("[^"\n]+"|'[^'\n]+'|[^\s"',;&)}}\]]+)"""
+)
+_OPTION = re.compile(
+    rf"""(?i)((?<!\S)--?[\w-]{{0,40}}?(?:{_SECRETS})[\w-]{{0,20}}\s{{1,8}})((?!-)(?:"[^"\n]+"|'[^'\n]+'|[^\s"']+))"""
+)
+_USER = re.compile(
+    r"""((?<![\w:/@.+-])(?!mailto:)[\w.%+-]{1,80}:)([^\s@:/"']{1,200})(?=@(?:localhost\b|[\w-]{1,63}(?:\.[\w-]{1,63}){1,9}))"""
+)
+"""A user with a password before a host, without a scheme; an image with a digest (`name:tag@sha256:...`) is none."""
 _BARE = re.compile(r"[\w.%+/-]*:[^@\s:][^@\s]*@[\w.\[%-]\S*")
+_NAMED_BEFORE = (_PAIR, _PROSE, _OPTION)
+"""Patterns of secrets with their names in front."""
 # short texts stand in many words by chance
 _LEAST, _LEAST_OF_ENVIRONMENT = 4, 6  # characters of a secret that is hidden wherever it stands
 _STEERS = {
@@ -81,8 +103,12 @@ def hidden(text: str) -> str:
         text = pattern.sub(HIDDEN, text)
     if "://" in text:
         text = _without_passwords(text, to_end=False)
-    # a cheap look first, as every printed line comes here
-    return _PAIR.sub(_hide_value, text) if _MAY_BE_NAMED.search(text) else text
+    if "@" in text:
+        text = _USER.sub(_hide_value, text)
+    if _MAY_BE_NAMED.search(text):  # a cheap look first, as every printed line comes here
+        for pattern in _NAMED_BEFORE:
+            text = pattern.sub(_hide_value, text)
+    return text
 
 
 def redact(tree: Any) -> Any:
@@ -250,7 +276,7 @@ def secrets_of(tree: Any) -> Iterator[str]:
             yield value
         to_end = _is_one_value(tree)
         yield from (tree[start:stop] for start, stop in _secret_places(tree, to_end=to_end))
-        yield from (match[2] for match in _PAIR.finditer(tree))
+        yield from (match[2] for pattern in (*_NAMED_BEFORE, _USER) for match in pattern.finditer(tree))
 
 
 def _forms(secret: str) -> Iterator[str]:
