@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dse.config.expansion import limit_cpu_time
 from dse.config.options import load_yaml
 from dse.errors import ConfigError, Problem
 from dse.errors.parsing import parse_json
@@ -31,7 +30,6 @@ from dse_hub.types import HubType, hub_type, readable_types, refused_types
 _MOST_INSIDE = 2  # text parts inside of one another, as of a thinker
 _MISSPELT, _LONGEST_TYPE = 2, 60  # letters
 _MOST_LAYERS = 10_000
-_MOST_SECONDS = 10.0  # of CPU time, for the formats of all modules
 _LARGEST = 2**31
 _TEXT = ("text_config", "llm_config", "language_config", "thinker_config")
 _SENSES = (
@@ -364,10 +362,8 @@ def _formats(file: HubFile, tree: Mapping[str, Any], kinds: Sequence[tuple[str, 
         section, key = _json(beside), str(beside)
     if not section:
         return {}
-    work = Problem(f"{file.path}: {key}", "to read", way_out="write plain names in place of its patterns")
     try:
-        with limit_cpu_time(_MOST_SECONDS, work):  # an expression may go back and forth for years
-            return stored_tree(section, tree, kinds)
+        return stored_tree(section, tree, kinds)
     except Unread as error:
         way = "remove the section, and type the format: +run.weights=fp8, or another of conf/data/weight_formats.yaml"
         file.note(f"{key}.{error.key}", error.rule, error.value, way)

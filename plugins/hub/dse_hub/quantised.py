@@ -11,7 +11,11 @@ import fnmatch
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Annotated, Any
+
+from pydantic import StringConstraints, TypeAdapter
+from pydantic_core import SchemaError
 
 from simulators.workloads.stored import weight_format
 
@@ -23,6 +27,7 @@ _LISTS = (
     *("llm_int8_skip_modules", "unquantized_modules"),
 )
 _16_BITS = 16
+_MOST_ANYWHERE, _MOST_TARGETS = 1000, 5000  # names that are looked for in every layer
 _ALGORITHMS: Mapping[str, str] = {
     "FP8": "fp8",
     "FP8_PER_CHANNEL_PER_TOKEN": "fp8_row",
@@ -193,6 +198,8 @@ class _WideModules:
             for text in patterns:
                 layer = None if text.startswith("re:") else _LAYER.search(text)
                 (of_any if layer is None else of_layers.setdefault(int(layer[1]), [])).append(text)
+        if len(of_any) > _MOST_ANYWHERE:
+            raise Unread("ignore", f"has more than {_MOST_ANYWHERE} names without the number of a layer", len(of_any))
         return cls(of_layers, of_any)
 
     def has(self, names: Sequence[str], layer: int) -> bool:
@@ -203,15 +210,28 @@ class _WideModules:
 def _matches(pattern: str, names: Sequence[str]) -> bool:
     """Tell whether a pattern means a module: a regular expression (re:), one with *, or a name or part of it."""
     if pattern.startswith("re:"):
-        try:
-            read = re.compile(pattern[3:])
-        except re.error:
-            raise Unread("ignore", "is no regular expression", pattern) from None
-        return any(read.match(name) for name in names)
+        return any(map(matcher_of(pattern[3:]), names))
     text = _usual(pattern).removesuffix(".weight")
     if "*" in text:
         return any(fnmatch.fnmatchcase(name, text) or fnmatch.fnmatchcase(name, f"{text}.*") for name in names)
     return any(f".{text}." in f".{name}." for name in names)
+
+
+@lru_cache(maxsize=1024)
+def matcher_of(pattern: str) -> Callable[[str], bool]:
+    """A function that tells whether a name begins as an expression says, in time linear in both. Raises Unread.
+
+    Pydantic matches without going back, so that no expression takes long in any thread, and none looks around.
+    """
+    try:
+        text = TypeAdapter(Annotated[str, StringConstraints(pattern=f"^(?:{pattern})")])
+    except SchemaError:
+        rule = "is no regular expression that can be matched without going back: look-around and references cannot"
+        raise Unread("ignore", rule, pattern[:_MOST_SHOWN]) from None
+    return text.validator.isinstance_python
+
+
+_MOST_SHOWN = 200  # characters of an expression in a message
 
 
 # Methods
@@ -280,6 +300,9 @@ def _groups(section: Tree) -> _QuantisedSection:
                 _scheme(group.get("weights"), packing, f"config_groups.{name}.weights"),
             )
         )
+
+    if (count := sum(len(targets) for targets, _ in read)) > _MOST_TARGETS:
+        raise Unread("config_groups", f"has more than {_MOST_TARGETS} targets", count)
 
     def format_of(names: Sequence[str]) -> Tree | None:
         specific = (format for targets, format in read if any(_matches(target, names) for target in targets))

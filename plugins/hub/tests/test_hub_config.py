@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from dse.errors import ConfigError
 from dse.study.influence import check_typed
 from dse.study.plan import plan
 from dse_hub.model_file import hub_tree
+from dse_hub.quantised import Unread, matcher_of
 from dse_hub.types import readable_types
 from simulators.workloads.model_zoo import model_tree
 from tests.iterations import made
@@ -331,12 +335,51 @@ def test_a_key_of_a_wrong_type_is_refused_or_read(
     assert tree["kind"] == "transformer"
 
 
+@pytest.mark.parametrize("in_thread", [False, True])
 @pytest.mark.parametrize("key", ["ignore", "modules_to_not_convert"])
-def test_a_pattern_that_goes_back_and_forth_is_refused(
-    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "pattern", ["re:([a-z_.0-9]+)+!", "re:(.*)*(.*)*!", "re:(a|a|[a-z.])*$!", "*a*.*a*.*a*.*a*.*a*b"]
+)
+def test_a_pattern_that_would_go_back_and_forth_is_matched_soon_in_any_thread(
+    pattern: str, key: str, in_thread: bool, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("dse_hub.model_file._MOST_SECONDS", 0.2)
-    formats = {"quant_method": "fp8", "fmt": "e4m3", key: ["re:([a-z_.0-9]+)+!"]}
+    formats = {"quant_method": "fp8", "fmt": "e4m3", key: [pattern]}
     path = written(tmp_path, {**DEEPSEEK, "quantization_config": formats})
-    with pytest.raises(ConfigError, match=r"quantization_config: takes longer than 0.2 s of CPU time to read"):
+    plain = hub_tree(written(tmp_path, {**DEEPSEEK, "quantization_config": {**formats, key: []}}, "plain.json"))
+    began = time.thread_time()
+    if in_thread:
+        with ThreadPoolExecutor(1) as threads:
+            tree = threads.submit(hub_tree, path).result(timeout=60)
+    else:
+        tree = hub_tree(path)
+    assert time.thread_time() - began < 20
+    assert tree["stored"] == plain["stored"]  # which no module matches
+
+
+@pytest.mark.parametrize(
+    ("formats", "rule"),
+    [
+        ({"ignore": ["re:(?!lm_head).*"]}, "without going back"),
+        ({"ignore": ["re:(a)\\1"]}, "without going back"),
+        ({"ignore": ["re:(a{1000}){1000}"]}, "without going back"),
+        ({"ignore": ["re:("]}, "no regular expression"),
+        ({"ignore": [f"name{place}" for place in range(1001)]}, "more than 1000 names"),
+    ],
+)
+def test_a_pattern_that_cannot_be_matched_soon_is_refused(formats: dict[str, Any], rule: str, tmp_path: Path) -> None:
+    section = {"quant_method": "fp8", "fmt": "e4m3", **formats}
+    path = written(tmp_path, {**DEEPSEEK, "quantization_config": section})
+    with pytest.raises(ConfigError, match=rule):
         hub_tree(path)
+
+
+@given(
+    name=st.text(st.sampled_from("ab._1"), max_size=12), pattern=st.text(st.sampled_from("ab.*+?()|[]1_$"), max_size=8)
+)
+def test_expressions_match_as_python_has_them(name: str, pattern: str) -> None:
+    try:
+        matches = matcher_of(pattern)
+        read = re.compile(pattern)
+    except (Unread, re.error):
+        return
+    assert matches(name) == bool(read.match(name))
