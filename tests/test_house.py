@@ -111,6 +111,17 @@ def test_classes_are_short_and_of_one_meaning() -> None:
     assert {name: places for name, places in counts.items() if places} == {}
 
 
+def test_text_is_read_as_a_whole_number_by_one_door() -> None:
+    told = {"isdigit", "isdecimal", "isnumeric"}  # true of signs that int() does not read, and of thousands of digits
+    places = [
+        f"{module}:{node.lineno}"
+        for module, tree in all_trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in told
+    ]
+    assert places == []
+
+
 def test_long_files_hold_compiled_kernels() -> None:
     assert house.long_files() == [
         "simulators/engines/fluid/few_classes.py",

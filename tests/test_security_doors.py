@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
+import itertools
 import json
 import os
 import re
@@ -23,9 +24,10 @@ from hypothesis import strategies as st
 from dse.cli import main
 from dse.config.compose import request
 from dse.errors import ConfigError, Problem
-from dse.errors.parsing import parse_json, parse_yaml, whole_number
+from dse.errors.parsing import natural_key, parse_json, parse_yaml, whole_number
 from dse.errors.terminal import Terminal
 from dse.errors.texts import CLOSED_PIPE, ambiguous, hidden, printable, redact, secrets_known
+from dse.tracking.doctor import check_port
 from tests.support import REPOSITORY, drawn, syntax
 
 QUIET = ["study=ficco_sweep", "tracking=none", "fidelity=none", "figures=none"]
@@ -228,6 +230,14 @@ def test_addresses_and_numbers_that_no_computer_has_are_refused(word: str, rule:
     assert (code, rule in text) == (2, True), text
 
 
+@pytest.mark.parametrize("port", ["99999", "65536", "port", "²", "9" * 400])
+@pytest.mark.parametrize("words", ["store status store", "store check url", "store rebase store"])
+def test_a_store_at_a_port_that_no_computer_has_is_refused(words: str, port: str) -> None:
+    code, text = said(f"{words}=postgresql://me:hunter22@localhost:{port}/x".split(" "))
+    assert (code, "has a port that is no number up to 65535" in text) == (2, True), text
+    assert "hunter22" not in text
+
+
 @pytest.mark.parametrize(
     "url",
     ["postgresql://me:pa/ss@h:5432/x", "postgresql://u@[::1]/x", "databricks://a:b", "sqlite:///a:b.db", "http://h"],
@@ -240,6 +250,19 @@ def test_addresses_of_other_kinds_are_taken(url: str) -> None:
 def test_a_whole_number_is_one_that_python_reads_soon(text: str) -> None:
     number = whole_number(text)
     assert number is None or (str(number) == (text.lstrip("0") or "0") and number < 10**18)
+
+
+@given(names=st.lists(st.text(st.sampled_from("g1²٣9 a"), max_size=30) | st.just("9" * 5000), max_size=6))
+def test_names_with_any_signs_for_numbers_have_an_order(names: list[str]) -> None:
+    ordered = sorted(names, key=natural_key)
+    assert all(natural_key(first) <= natural_key(second) for first, second in itertools.pairwise(ordered))
+    assert sorted(["g10", "g9", "g2"], key=natural_key) == ["g2", "g9", "g10"]
+
+
+@pytest.mark.parametrize("port", ["²", "99999", "9" * 5000, "no"])
+def test_a_port_that_no_computer_has_is_told_and_not_opened(port: str) -> None:
+    (check,) = check_port({"port": port})
+    assert check.level == "warn" and "no number below 65536" in check.text
 
 
 # YAML and JSON

@@ -261,11 +261,14 @@ def _instead_of_word(word: str, values: Mapping[str, str], names: Sequence[str])
         return f"did you mean `{assignment(near, value)}`?" if value else f"write {near}=<value>"
     if not equals:
         # a bare number was most likely meant for the option that takes one
-        numeric = [other for other in names if name.isdigit() and values.get(other, "").isdigit()]
+        numeric = [other for other in names if _DIGITS.fullmatch(name) and _DIGITS.fullmatch(values.get(other, ""))]
         missing = [other for other in names if other in values and not values[other]]
         if target := [*numeric, *missing]:
             return f"write `{assignment(target[0], name)}`"
     return known_here(sorted(names))
+
+
+_DIGITS = re.compile("[0-9]+")
 
 
 def _validate(kind: type[Model], tree: object, path: str) -> tuple[Model | None, list[Problem]]:

@@ -57,6 +57,16 @@ def whole_number(text: str) -> int | None:
     return int(text) if _DIGITS.fullmatch(text) else None
 
 
+def natural_key(name: str) -> list[tuple[int, str]]:
+    """A key by which `g2` comes before `g10`, whatever a name holds.
+
+    >>> sorted(["g10", "g2", "g²"], key=natural_key)
+    ['g2', 'g10', 'g²']
+    """
+    parts = re.split("([0-9]+)", name)
+    return [(-1 if (number := whole_number(part)) is None else number, part) for part in parts]
+
+
 def load(text: str, where: str, loader: Any = LOADER) -> Any:
     """Read a text in YAML that is our own, or that was looked at. Raises ConfigError."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -45,5 +46,5 @@ def _bars(
 
 
 def _lane_order(lane: str) -> tuple[int, int, str]:
-    number = lane.rpartition(".")[2]
-    return (0 if lane == "compute" else 1, int(number) if number.isdigit() else 0, lane)
+    number = re.search(r"\.([0-9]{1,18})$", f".{lane}")
+    return (0 if lane == "compute" else 1, int(number[1]) if number else 0, lane)

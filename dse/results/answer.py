@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 
 from dse import plugins
 from dse.errors import pairs
+from dse.errors.parsing import natural_key
 from dse.plots import title
 from dse.plots.labels import label, words
 from dse.results import COLUMNS, output_files
@@ -310,15 +310,10 @@ def _advice_lines(scenarios: Iterable[Any], choices: Sequence[Decision | None]) 
         yield advice if len(choices) == 1 else _advice_for(advice, names, len(choices))
 
 
-def _in_order_of_numbers(name: str) -> list[str | int]:
-    """A key by which `g4` comes before `g12`."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
-
-
 def _advice_for(advice: str, names: Sequence[str], count: int) -> str:
     """Advice for some of several scenarios: names where they are few, else how many they are."""
     few = len(names) <= _FEW_NAMES
-    ordered = sorted(names, key=_in_order_of_numbers)
+    ordered = sorted(names, key=natural_key)
     which = ", ".join(ordered) if few else f"{len(names)} of {count}"
     if advice == NOISE:
         return f"nothing is surely faster than the baseline for {which}"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dse import plugins
 from dse.backend import Interval, Replay
 from dse.errors import did_you_mean, pairs
+from dse.errors.parsing import whole_number
 from dse.results import output_files, provenance
 from dse.results.pareto import Contest
 from dse.results.run_folder import FinishedRun, Outputs
@@ -136,7 +137,7 @@ def front_figure(outputs: Outputs, table: pd.DataFrame) -> Iterator[tuple[str, D
     if len(axes) > 1:
         front = table[table["on_front"] & (table["status"] == "ok")]
         first, count = next(iter(front[by].astype(str).value_counts().items()), ("nothing", 0))
-        value = f"{first} {words(by)}" if str(first).isdigit() else f"{words(by)} {label(str(first))}"
+        value = f"{first} {words(by)}" if whole_number(str(first)) is not None else f"{words(by)} {label(str(first))}"
         title = f"{count} of {len(front)} points on the Pareto fronts have {value}"
         yield "pareto", partial(fronts.pareto, table, axes[:3], by=by, frame=plots.Frame(title))
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
+from dse.errors.parsing import whole_number
 from dse.plugins import DoctorCheck
 from dse.tracking.database import resolve, sqlite_file
 
@@ -56,19 +57,23 @@ def _revisions() -> tuple[set[str], str]:
     return names, next(iter(names - before), "")
 
 
+_PORTS = 1 << 16
+
+
 def check_port(options: Mapping[str, str]) -> Iterator[DoctorCheck]:
     """Look whether the port of the UI is free."""
-    port = options["port"]
-    if not port.isdigit():
-        yield DoctorCheck("warn", "ui", f"port {port} is no number", "python -m dse ui port=5000")
+    port = whole_number(options["port"])
+    if port is None or port >= _PORTS:
+        text = f"port {options['port'][:20]} is no number below {_PORTS}"
+        yield DoctorCheck("warn", "ui", text, "python -m dse ui port=5000")
         return
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just closed counts as free
         try:
-            probe.bind(("127.0.0.1", int(port)))
-        except (OSError, OverflowError) as error:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
             # the next one, unless it would need rights
-            way = f"python -m dse ui port={int(port) + 1 if 1024 <= int(port) < 65535 else 5001}"
+            way = f"python -m dse ui port={port + 1 if 1024 <= port < _PORTS - 1 else 5001}"
             yield DoctorCheck("warn", "ui", f"port {port} cannot be used: {error}", way)
         else:
             yield DoctorCheck("ok", "ui", f"port {port} is free")

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from dse.errors import ConfigError, Problem, Problems
+from dse.errors.parsing import whole_number
 from dse.files import read_csv
 from simulators.hardware.machine import merged
 
@@ -75,7 +76,7 @@ def with_contention(tree: Mapping[str, Any], file: Path, origin: Mapping[str, An
 
 
 def _copies(cells: _Cells) -> bool:
-    return cells["other"] == "copy_by_sms" and cells["sms"].isdigit() and int(cells["sms"]) >= _LEAST_SMS
+    return cells["other"] == "copy_by_sms" and (whole_number(cells["sms"]) or 0) >= _LEAST_SMS
 
 
 def _slowdown(cells: _Cells, of: str) -> float:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from dse.errors import Problem, assignment, known_here
+from dse.errors.parsing import whole_number
 from dse.evaluation.evaluators import ExecutorSettings
 from dse.values.units import Integer, Seconds, illegal
 
@@ -83,8 +84,12 @@ def _suits(kind: _Kind, value: object) -> bool:
 
 
 def _address(address: str) -> str:
-    if not re.fullmatch(r"(tcp|tls)://[^/\s]+:\d+", address):
+    match = re.fullmatch(r"(?:tcp|tls)://[^/\s]+:([^/:\s]+)", address)
+    if match is None:
         raise illegal("must be that of a Dask scheduler, such as tls://<host>:8786", None)
+    port = whole_number(match[1])
+    if port is None or not 0 < port < 1 << 16:
+        raise illegal("has a port that is no number from 1 to 65535", "a scheduler of Dask listens at 8786 by default")
     return address
 
 

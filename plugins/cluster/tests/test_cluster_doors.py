@@ -40,6 +40,16 @@ def executor_of(folder: Path, text: str) -> list[str]:
     return [*SMALL, f"--config-dir={folder}", "executor=mine"]
 
 
+@pytest.mark.parametrize(
+    "address",
+    ["tcp://127.0.0.1:99999", "tls://host:0", "tcp://127.0.0.1:port", "tcp://127.0.0.1:²", f"tcp://h:{'9' * 5000}"],
+)
+def test_a_scheduler_at_a_port_that_no_computer_has_is_refused_in_a_sentence(address: str) -> None:
+    code, text = said([*SMALL, "executor=dask", f"executor.address='{address}'"])
+    assert (code, "has a port that is no number from 1 to 65535" in text) == (2, True), text
+    assert "executor.address" in text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "path"),

@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem, Problems
+from dse.errors.parsing import whole_number
 from dse.files import lines
 from dse.files import open_plain_file as plain
 
@@ -136,13 +137,14 @@ class TracedKernel:
 
     def _begin(self, words: Sequence[str]) -> None:
         """A warp, or how many instructions it has."""
-        if not words[-1].isdecimal():
+        number = whole_number(words[-1])
+        if number is None:
             self._wrong(f"is no number of {words[0]}")
         elif words[0] == "warp":
             self._end_warp()
-            self._warp, self._step = int(words[-1]), 0
+            self._warp, self._step = number, 0
         else:
-            self._promised = int(words[-1])
+            self._promised = number
 
     def _end_warp(self) -> None:
         if self._promised not in (-1, self._step):
@@ -194,8 +196,8 @@ class TracedKernel:
     @functools.cached_property
     def _leading_columns(self) -> int:
         """Columns before the PC."""
-        version = self._header.get("accelsim tracer version", "")
-        grouped = not version.isdecimal() or int(version) >= _GROUPED_FROM
+        version = whole_number(self._header.get("accelsim tracer version", ""))
+        grouped = version is None or version >= _GROUPED_FROM
         return 4 * (not grouped) + (self._header.get("enable lineinfo") == "1")
 
     def _wrong(self, rule: str, way_out: str = "") -> None:

@@ -24,6 +24,7 @@ from urllib.parse import parse_qs, urlsplit
 from pydantic import ValidationError
 
 from dse.errors import ConfigError, Problem, pairs
+from dse.errors.parsing import whole_number
 from dse.results import output_files
 from dse.results.run_folder import FinishedRun
 from dse_pages import page, vega
@@ -190,7 +191,8 @@ def _check(runs: Sequence[str], options: Mapping[str, str]) -> None:
         )
     if options["open"] not in ("auto", "true", "false"):
         problems.append(Problem("open", "must be auto, true or false", options["open"]))
-    if not (options["port"].isascii() and options["port"].isdigit() and int(options["port"]) < 1 << 16):
+    port = whole_number(options["port"])
+    if port is None or port >= 1 << 16:
         problems.append(Problem("port", "must be a number below 65536", options["port"], "0 takes a free one"))
     if problems:
         raise ConfigError(problems)

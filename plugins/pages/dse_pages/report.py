@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import platform
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dse.errors.parsing import natural_key
 from dse.files import read_text
 from dse.plots.labels import COLOURS, words
 from dse.results import COLUMNS, output_files, provenance, report
@@ -259,10 +259,5 @@ def timelines(outputs: Outputs) -> list[Picture]:
     names = {path.stem for kind in ("png", "svg", "json") for path in folder.glob(f"timeline_*.{kind}")}
     return [
         Picture(name.removeprefix("timeline_"), "", pictures.links(folder, name, base=outputs.folder))
-        for name in sorted(names, key=_by_number)
+        for name in sorted(names, key=natural_key)
     ]
-
-
-def _by_number(name: str) -> list[tuple[int, str]]:
-    """Order of names in which g2 comes before g10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -5,6 +5,8 @@ Elements are halves, TF32, double precision, bytes, halves of bytes, and bits.
 
 from __future__ import annotations
 
+import re
+
 from dse_ptx import interpreter as vm
 from dse_ptx.program import PACKED_BITS, Function, Instruction
 from dse_ptx.rows import Row, UnreadError, check_modifiers, members
@@ -21,7 +23,7 @@ _ACCUMULATORS = {"f32": vm.F32, "f16": vm.F16, "s32": vm.INT, "f64": vm.F64}
 def mma(function: Function, instruction: Instruction) -> Row:
     """The row of a product. Raises UnreadError for shapes and types that there are not."""
     names, groups = instruction.modifiers, [members(entry) for entry in instruction.operands]
-    shape = next(entry for entry in names if entry[0] == "m" and entry[1].isdecimal())
+    shape = next(entry for entry in names if re.match("m[0-9]", entry))
     words = ("sync", "aligned", "row", "col", "rn", "satfinite", "xor", "and", "popc", shape, *PACKED_BITS)
     check_modifiers(instruction, *words)
     result, kind, other, start = instruction.types

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from dse.errors import ConfigError, Problem
+from dse.errors.parsing import whole_number
 from dse.files import lines
 from dse.files import open_plain_file as plain
 from dse_ptx.warp_trace import Code, Unit, WarpTrace
@@ -100,8 +101,8 @@ class _Reader:
     def _instruction(self, words: Sequence[str]) -> None:
         if not self.starts:
             raise self._wrong("stands outside of a warp", "group the trace by Accel-Sim's post-traces-processing")
-        version = self.header.get("accelsim tracer version", "")
-        first = 4 * (version.isdecimal() and int(version) < 3) + (self.header.get("enable lineinfo") == "1")
+        version = whole_number(self.header.get("accelsim tracer version", ""))
+        first = 4 * (version is not None and version < 3) + (self.header.get("enable lineinfo") == "1")
         try:
             written = int(words[first + 2])
             at = first + 3 + written
@@ -163,7 +164,8 @@ def _wide(opcode: str) -> int:
 
 def _registers(names: Sequence[str], wide: int) -> list[int]:
     """Numbers of registers; R255 is zero."""
-    numbers = [int(name[1:]) for name in names if name[:1] == "R" and name[1:].isdecimal()]
+    written = (whole_number(name[1:]) for name in names if name[:1] == "R")
+    numbers = [number for number in written if number is not None]
     return [number + part for number in numbers if number != 255 for part in range(wide)]
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dse.errors import Problems
+from dse.errors.parsing import whole_number
 from dse.files import read_text
 
 _COPY = "Memcpy"
@@ -48,10 +49,10 @@ def read_list(path: Path) -> TraceList:
             kernels.append(path.parent / word)
             _check_kernel(kernels[-1], where, check)
         elif name.startswith(_COPY):
-            size = rest[1].strip() if len(rest) == 2 else ""
-            if not size.isdecimal():
+            size = whole_number(rest[1].strip()) if len(rest) == 2 else None
+            if size is None:
                 check.add(where, "is no copy", value=word, way_out=f"{name},<address>,<bytes>")
-            times[name], sizes[name] = times[name] + 1, sizes[name] + (int(size) if size.isdecimal() else 0)
+            times[name], sizes[name] = times[name] + 1, sizes[name] + (size or 0)
         elif word and not word.startswith("#"):
             others[name] += 1
     if not kernels:

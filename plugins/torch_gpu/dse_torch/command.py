@@ -22,7 +22,7 @@ import yaml
 
 from dse import plots
 from dse.errors import ConfigError, Problem, Problems, did_you_mean, pairs
-from dse.errors.parsing import parse_json
+from dse.errors.parsing import parse_json, whole_number
 from dse.files import atomic_replacement
 from dse.plugins import safe_imports
 from dse.results.run_folder import CommandAnswer, Outputs, writable
@@ -94,7 +94,7 @@ def _measure(options: Mapping[str, str]) -> Path:
     for name in names:
         if name not in TABLES:
             check.add("tables", "is no table", value=name, way_out=did_you_mean(name, TABLES))
-    if not (minutes := options.get("minutes", "8")).isdecimal() or int(minutes) < 1:
+    if not whole_number(minutes := options.get("minutes", "8")):
         check.add("minutes", "must be a whole number above 0", value=minutes, way_out="write minutes=8")
     if "system" not in options:
         check.add("system", "is needed: it is what predicts", way_out="write system=h100_8 (`dse systems` lists them)")

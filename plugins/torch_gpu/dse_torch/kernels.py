@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -92,7 +93,7 @@ class Machine:
             words = Path("/proc/driver/nvidia/version").read_text("utf-8").partition("\n")[0].split()
         except OSError:
             return ""
-        return ", driver " + next((word for word in words if word[:1].isdigit()), "unknown")
+        return ", driver " + next((word for word in words if re.match("[0-9]", word)), "unknown")
 
     @property
     def count(self) -> int:

@@ -19,6 +19,7 @@ from typing import Any
 
 from dse.backend import Batch
 from dse.config.options import list_options, load_yaml
+from dse.errors.parsing import whole_number
 from dse.files import read_csv
 from dse_calibration.calibrate import plain_name
 from simulators.hardware.machine import merged, tree_of
@@ -113,12 +114,12 @@ def _unpredictable(cells: Mapping[str, str]) -> str | None:
     gpus = cells["gpus"] or str(_NODE)
     reasons = {
         f"{cells['op']}: no single GEMM with an all-gather before or a sum after it": cells["op"] in _OPS,
-        "no sizes": all(cells[name].isdigit() for name in ("m", "n", "k")),
+        "no sizes": all(whole_number(cells[name]) is not None for name in ("m", "n", "k")),
         f"no such format: {cells['dtype']}": cells["dtype"] in ELEMENT_BYTES,
         "no overlapped time": bool(cells["speedup"]),
         "several nodes: schedules overlap a GEMM and a collective inside one": cells.get("nodes", "") in ("", "1"),
         f"no machine for GPU {cells['gpu'] or '(not named)'}": _system(cells) in list_options("system"),
-        f"{gpus} GPUs: machines are of {_NODE}": gpus.isdigit() and 2 <= int(gpus) <= _NODE,
+        f"{gpus} GPUs: machines are of {_NODE}": 2 <= (whole_number(gpus) or 0) <= _NODE,
         f"method {cells['method']}: no implementation describes it": _software(cells) is not None,
     }
     return next((reason for reason, holds in reasons.items() if not holds), None)

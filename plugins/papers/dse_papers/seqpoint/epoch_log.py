@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem, Problems, pairs, validate_as
+from dse.errors.parsing import whole_number
 from dse.files import atomic_replacement, read_csv
 from dse.results.words import cell
 from simulators.steps.epochs.seqpoint import (
@@ -47,7 +48,8 @@ def seqpoint(words: Sequence[str]) -> int:
 
     defaults = {name: str(Iterations.model_fields[name].default) for name in ("k0", "error")}
     options = pairs(words, {"data": "", **defaults}, optional=["out"])
-    choice = {name: int(options[name]) if options[name].isdecimal() else _number(options[name]) for name in defaults}
+    whole = {name: whole_number(options[name]) for name in defaults}
+    choice = {name: _number(options[name]) if number is None else number for name, number in whole.items()}
     iterations = validate_as(Iterations, {"name": "seqpoint", "method": "seqpoint", **choice}, path="")
     log = read(Path(options["data"]))
     sample = choose(iterations, log[_LENGTH], log[_SECONDS])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -30,7 +31,7 @@ def run(launch: Registers, lanes: Sequence[Any], instruction: Instruction) -> No
         entry.members if isinstance(entry, OperandGroup) else (entry,) for entry in instruction.operands
     )  # fmt: skip
     result, kind, other, _ = instruction.types
-    shape = next(word for word in instruction.modifiers if word.startswith("m") and word[1].isdigit())
+    shape = next(word for word in instruction.modifiers if re.match("m[0-9]", word))
     rows, depth = (int(word) for word in shape[1:].split("n8k"))
     left = np.zeros((rows, depth))
     right, start = np.zeros((depth, 8)), np.zeros((rows, 8))

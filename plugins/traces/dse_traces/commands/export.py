@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dse.errors import ConfigError, Problem, pairs
+from dse.errors.parsing import whole_number
 from dse.results.output_files import working_on_folders
 from dse.results.run_folder import Outputs, writable
 from dse.study.plan_again import Present
@@ -101,6 +102,7 @@ def _collective(design: Any) -> str:
 def _ranks(options: dict[str, str], default: int) -> int:
     """Number of ranks that are written. Raises ConfigError."""
     text = options.get("ranks", str(default))
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_RANKS):
+    number = whole_number(text)
+    if number is None or not 1 <= number <= _MOST_RANKS:
         raise ConfigError([Problem("ranks", f"is no whole number from 1 to {_MOST_RANKS}", text)])
-    return int(text)
+    return number

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dse.errors import ConfigError, Problem
+from dse.errors.parsing import natural_key
 from dse.errors.terminal import bar
 from dse_chakra.packed import open_packed
 from dse_traces.profile.kernels import (
@@ -308,7 +309,7 @@ class _Events:
         """The profile of each GPU, in the order of processes and devices. Raises ConfigError."""
         if not self.kernels:
             return [profile_of(KernelRows(), path.name, dropped=self.dropped)]
-        gpus = sorted(self.kernels, key=lambda gpu: [_natural(str(part)) for part in (*gpu[0], gpu[1], gpu[2])])
+        gpus = sorted(self.kernels, key=lambda gpu: [natural_key(str(part)) for part in (*gpu[0], gpu[1], gpu[2])])
         rank = self.ranks[0] if len(gpus) == 1 and self.ranks else None
         profiles, problems = list[Profile](), list[ConfigError]()
         for gpu in gpus:
@@ -339,11 +340,6 @@ def _whole(args: Mapping[str, Any], *names: str) -> int | None:
         return int(value) if value is not None and abs(int(value)) < 1 << 53 else None
     except _WRONG:
         return None
-
-
-def _natural(text: str) -> list[tuple[int, str]]:
-    """A key by which 2 comes before 10."""
-    return [(int(part[:18]), "") if part.isdecimal() else (0, part) for part in re.split(r"([0-9]+)", text)]
 
 
 def _copy_between_gpus(name: str, args: Mapping[str, Any]) -> tuple[str, Any] | None:
