@@ -11,9 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dse.config.compose import request
 from dse.errors import ConfigError
 from dse.search import Chosen, Search, SearchQuestion, explore
 from dse.space import Assignment, Knob, Space
+from dse.study.influence import check_typed
+from dse.study.plan import plan
 from tests.toy import Fixed
 
 COORDINATE = Search(name="coordinate", batch=512, rounds=1)
@@ -140,3 +143,24 @@ def test_a_misspelt_path_beside_a_searched_one_is_refused() -> None:
         search(knobs, lambda point: 1.0, Known(), {"together": (("point.a", "point.bb"),)})
     _, met = search(knobs, lambda point: 1.0, Known(), {"together": (("other.a", "other.b"),)})
     assert met
+
+
+@pytest.mark.parametrize(
+    ("entries", "unknown"),
+    [
+        ("[[schedule.nonsense,schedule.other]]", ["schedule.nonsense", "schedule.other"]),
+        ("[[sites.ffn_in,sites.ffn_out],[schedule.num_chunks,schedule.comm_cus]]", ["sites.ffn_in", "sites.ffn_out"]),
+        ("[[schedule.num_chunks,schedule.comm_cus]]", []),  # of some schedules alone
+        (None, []),  # the shipped list has sites, which are of another backend
+    ],
+)
+def test_a_typed_entry_of_paths_that_are_no_knobs_is_refused(entries: str | None, unknown: list[str]) -> None:
+    typed = [] if entries is None else [f"search.options.together={entries}"]
+    planned = plan(request(["study=ficco_sweep", "search=coordinate", "fidelity=none", "workload.only=[g4]", *typed]))
+    if not unknown:
+        assert not [note for note in check_typed(planned) if "together" in note]
+        return
+    with pytest.raises(ConfigError) as caught:
+        check_typed(planned)
+    assert [problem.path for problem in caught.value.problems] == ["search.options.together"] * len(unknown)
+    assert all(name in problem.rule for name, problem in zip(unknown, caught.value.problems, strict=True))

@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from dse.backend import Backend, Batch, Result, Results
 from dse.config.compose import request, searched_knobs
 from dse.config.options import load_yaml
-from dse.errors import ConfigError, Problem
+from dse.errors import ConfigError, Problem, did_you_mean
 from dse.space import Knob, Space, get_path, has_path, set_path
 from dse.study.plan import Plan, plan
 from dse.study.settings import SECTIONS
@@ -69,8 +69,10 @@ class Influence:
 def check_typed(planned: Plan) -> list[str]:
     """Notes on typed numbers that count little, or that a user's file holds for nothing.
 
-    Raises ConfigError for numbers of the command line that nothing reads, all at once.
+    Raises ConfigError for numbers of the command line that nothing reads, all at once, and for paths of no knob.
     """
+    if unknown := [*_unknown_paths(planned)]:
+        raise ConfigError(unknown)
     notes = [f"{key} is not modelled: the answer is as without it" for key in _unread_keys(planned)]
     notes += [*_searched_of_files(planned), *_idle_knobs(planned)]
     sample = _Sample.of(planned)
@@ -90,6 +92,31 @@ def check_typed(planned: Plan) -> list[str]:
     if problems:
         raise ConfigError(problems)
     return [*notes, *_notes_on_files(sample)]  # files last, as they refuse nothing
+
+
+_TOGETHER = "search.options.together"
+"""Option of searches that names knobs; a shipped list has knobs of several backends."""
+
+
+def _unknown_paths(planned: Plan) -> Iterator[Problem]:
+    """Yield a problem for each typed path of `_TOGETHER` that is no knob of the study, with any of its options."""
+    typed = {text.lstrip("+").partition("=")[0] for text in planned.request.overrides}
+    if _TOGETHER not in typed:
+        return
+    entries = get_path(planned.request.tree, _TOGETHER)
+    trees = [tree for space in planned.spaces.values() for tree in _trees(space)]
+    for entry in entries if isinstance(entries, list) else ():
+        for path in map(str, entry if isinstance(entry, list) else [entry]):
+            if path not in planned.knobs and all(planned.backend.condition(path, tree) is None for tree in trees):
+                rule, way = f"names {path}, which is no knob here", did_you_mean(path, planned.knobs)
+                yield Problem(_TOGETHER, rule, entry, way or "write knobs of the space")
+
+
+def _trees(space: Space) -> Iterator[Mapping[str, Any]]:
+    """Yield the base of a space, and the same with each option of its groups."""
+    yield space.base
+    for section, named in space.options.items():
+        yield from ({**space.base, section: option} for option in named.values())
 
 
 def _idle_knobs(planned: Plan) -> Iterator[str]:
