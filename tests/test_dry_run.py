@@ -134,6 +134,15 @@ def test_a_budget_below_the_space_is_told_with_what_all_of_it_would_take() -> No
     assert forecast.searching.value < forecast.enumerating.value * 20  # type: ignore[union-attr]
 
 
+def test_the_cost_of_a_search_that_ends_by_itself_is_a_bound() -> None:
+    knobs = [Knob(f"thing.{name}", tuple(range(20))) for name in ("x", "y")]
+    forecast = looked(*knobs, search="coordinate", trials=300)
+    assert forecast.ends_by_itself
+    start = "search=coordinate ends by itself: at most 300 of 400 points per scenario, in at most "
+    assert forecast.verdict.startswith(start)
+    assert "; budget.trials=400 enumerates all in " in forecast.verdict
+
+
 @pytest.mark.slow
 def test_points_that_a_search_asks_for_together_are_one_call_where_the_backend_takes_as_many() -> None:
     """So more jobs than calls do not make it faster."""

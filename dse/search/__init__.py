@@ -203,6 +203,11 @@ def method(question: SearchQuestion, search: Search) -> SearchMethod:
     return instance
 
 
+def ends_by_itself(question: SearchQuestion, search: Search) -> bool:
+    """Tell whether a search ends when its method proposes nothing more. Raises ConfigError as `method`."""
+    return bool(getattr(method(question, search), "finishes", False))
+
+
 def explore(question: SearchQuestion, search: Search, *, first: Iterable[Assignment] = ()) -> Chosen:
     """Evaluate up to `question.trials` distinct points of a space that is too large to enumerate.
 

@@ -8,6 +8,7 @@ sampled, and its numbers are marked as estimated. Time and disk come from timed 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from dse.errors.terminal import bar
 from dse.evaluation.evaluators import POOL_PAYS_S
 from dse.results import report
 from dse.results.pareto import SeenHashes
+from dse.search import SearchQuestion, ends_by_itself
 from dse.store.result_store import recorded_keys
 from dse.study.census import (
     MOST_COUNTED,
@@ -92,6 +94,15 @@ class Outlook:
         return bool(self.refused) or any(size is None or size > most for size in sizes)
 
     @property
+    def ends_by_itself(self) -> bool:
+        """True where the search of a space may end before its budget is spent."""
+        settings = self.plan.settings
+        space = max(self.plan.spaces.values(), key=lambda space: space.size() or math.inf)
+        trials, goals = settings.budget.trials, self.plan.goals
+        question = SearchQuestion(space, goals, settings.seed, trials, lambda points: [], repr)
+        return ends_by_itself(question, settings.search)
+
+    @property
     def rows(self) -> int:
         """Rows that the table will have at most."""
         total = self.total
@@ -114,6 +125,9 @@ class Outlook:
         search_time = "" if self.searching is None else f" in {self.searching.text(duration_text)}"
         extent = "endlessly many" if largest is None else f"{largest:,}"
         name, most = self.plan.settings.search.name, self.plan.settings.budget.trials
+        if self.ends_by_itself:  # how early, outcomes decide
+            search_time = search_time.replace(" in ", ", in at most ", 1)
+            return f"search={name} ends by itself: at most {most:,} of {extent} points{per}{search_time}{raised}"
         return f"search={name} evaluates {most:,} of {extent} points{per}{search_time}{raised}"
 
     def json(self) -> dict[str, Any]:
