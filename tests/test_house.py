@@ -112,12 +112,16 @@ def test_classes_are_short_and_of_one_meaning() -> None:
 
 
 def test_text_is_read_as_a_whole_number_by_one_door() -> None:
-    told = {"isdigit", "isdecimal", "isnumeric"}  # true of signs that int() does not read, and of thousands of digits
+    methods = {
+        "isdigit",
+        "isdecimal",
+        "isnumeric",
+    }  # true of signs that int() does not read, and of thousands of digits
     places = [
         f"{module}:{node.lineno}"
         for module, tree in all_trees().items()
         for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and node.attr in told
+        if isinstance(node, ast.Attribute) and node.attr in methods
     ]
     assert places == []
 

@@ -138,7 +138,7 @@ def batches(facts: Mapping[str, tuple[str, Any]], plan: dict[str, Any]) -> str:
         put_in(plan, _KNOBS[1], 1)
     open_knobs = [path for path in _KNOBS if path not in numbers]
     if len(open_knobs) > 1:
-        rule = f"is {' x '.join(_KNOBS)}, of which {' and '.join(open_knobs)} are open"
+        rule = f"is {' x '.join(_KNOBS)}, and {' and '.join(open_knobs)} are open"
         raise ConfigError([Problem(f"settings.{name}", rule, total, f"write {open_knobs[-1]}=<value>")])
     product = 1
     for number in numbers.values():

@@ -48,8 +48,8 @@ def seqpoint(words: Sequence[str]) -> int:
 
     defaults = {name: str(Iterations.model_fields[name].default) for name in ("k0", "error")}
     options = pairs(words, {"data": "", **defaults}, optional=["out"])
-    whole = {name: whole_number(options[name]) for name in defaults}
-    choice = {name: _number(options[name]) if number is None else number for name, number in whole.items()}
+    numbers = {name: whole_number(options[name]) for name in defaults}
+    choice = {name: _number(options[name]) if number is None else number for name, number in numbers.items()}
     iterations = validate_as(Iterations, {"name": "seqpoint", "method": "seqpoint", **choice}, path="")
     log = read(Path(options["data"]))
     sample = choose(iterations, log[_LENGTH], log[_SECONDS])
