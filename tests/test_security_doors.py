@@ -77,8 +77,8 @@ def test_a_word_that_is_written_down_has_lost_its_password(password: str, place:
         assert password not in printable(f"(psycopg.OperationalError) connection to {word!r} failed: {password!r}")
 
 
-WORDS = st.from_regex(r"[A-Za-z][A-Za-z0-9]{2,11}[0-9]{2}", fullmatch=True)
-SENTENCES = (
+PLAIN_PASSWORDS = st.from_regex(r"[A-Za-z][A-Za-z0-9]{2,11}[0-9]{2}", fullmatch=True)
+NOTES_WITH_PASSWORDS = (
     "the password is {}, as before",
     "Password: {}",
     "the passphrase was '{}'",
@@ -96,7 +96,9 @@ SENTENCES = (
 
 
 @given(
-    password=WORDS, place=st.sampled_from(SENTENCES), around=st.sampled_from(["{}", "note: {}", "first line\n{}\nlast"])
+    password=PLAIN_PASSWORDS,
+    place=st.sampled_from(NOTES_WITH_PASSWORDS),
+    around=st.sampled_from(["{}", "note: {}", "first line\n{}\nlast"]),
 )
 def test_a_password_in_a_sentence_is_hidden_wherever_text_is_recorded_or_printed(
     password: str, place: str, around: str
