@@ -12,7 +12,6 @@ from simulators.costs.gemm import gemms_of
 from simulators.costs.gemm.fitted import FittedGemms
 from simulators.costs.power import sustained_clock
 from simulators.costs.sharing import Sharing
-from simulators.hardware.parts import Precision
 from simulators.steps.design import ScheduledDesign, StepDesign, product_format, streaming_rates, tied_weights
 from simulators.steps.operators.quantised_weights import WeightQuantiser
 from simulators.steps.operators.work import ModelBlock, Platform
