@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import readers
 from benchmarks.field import CHECK, cases, trials
 from benchmarks.spoiling import VALUES, slip, spoil
 from tests.campaigns.forked import CommandEnd, Commands, import_all, inside, show_progress
@@ -82,7 +83,7 @@ def case(number: int, seed: int, folder: Path, made: Path) -> Case:
     """A case, whose folder is made. made: with an output folder and a configuration to spoil."""
     draw = random.Random(f"{seed}:{number}")
     kinds = (_overridden, _spanned, _configured, _configured, _damaged, _damaged, _damaged)
-    kind = draw.choice((*kinds, *[_foreign] * 7, _stored))
+    kind = draw.choice((*kinds, *[_foreign] * 7, *[_read] * 4, _stored))
     folder.mkdir(parents=True)
     words, told = kind(draw, folder, made)
     return Case(number, tuple(word.replace("\0", "") for word in words), told)
@@ -173,6 +174,7 @@ def _foreign(draw: random.Random, folder: Path, made: Path) -> tuple[list[str], 
     shutil.copytree(case, folder, dirs_exist_ok=True)
     trial = draw.choice(trials(case))
     inputs = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in (CHECK, "README.md")]
+    inputs = [path for path in inputs if path.suffix != ".py"]  # a program of one's own may end in a traceback
     named = [path for path in inputs if any(path.name in word for word in trial.check.command)]
     path = draw.choice(named or inputs)
     told = spoil(draw, path)
@@ -181,6 +183,21 @@ def _foreign(draw: random.Random, folder: Path, made: Path) -> tuple[list[str], 
     other = draw.choice(_READERS)
     words = list(trial.check.command) if draw.random() < 0.8 else [*other[:-1], other[-1] + path.name]
     return words, f"{case.name}/{path.name}: {told}"
+
+
+def _read(draw: random.Random, folder: Path, made: Path) -> tuple[list[str], str]:
+    """A file of a kind that no case of the field has, spoilt."""
+    name = draw.choice(sorted(readers.READERS))
+    reader = readers.READERS[name]
+    for file in reader.files:
+        shutil.copy(made / "readers" / file, folder / file)
+    if reader.outputs:
+        shutil.copytree(made / "outputs", folder / "outputs", symlinks=True)
+    path = folder / draw.choice(reader.files)
+    told = spoil(draw, path)
+    if draw.random() < 0.2 and path.is_file():
+        told += f", {spoil(draw, path)}"
+    return list(reader.command), f"{name}, {path.name}: {told}"
 
 
 def _stored(draw: random.Random, folder: Path, made: Path) -> tuple[list[str], str]:
@@ -225,6 +242,8 @@ def _prepared(made: Path) -> int:
         return code
     study = made / "outputs" / "ficco_sweep"
     shutil.copytree((study / "latest").resolve(), study / _OTHER)
+    readers.lay_out(made / "readers")
+    readers.lay_out_views(made / "readers", main)
     tree = request(_RUN).tree
     (made / "paths.json").write_text(json.dumps(list(flat(tree))), encoding="utf-8")
     (made / "conf").mkdir()

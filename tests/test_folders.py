@@ -21,6 +21,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from benchmarks.fuzz import prepare
+from benchmarks.readers import READERS
 from dse import plugins
 from dse.cli import main
 from dse.errors import ConfigError
@@ -481,6 +483,19 @@ def test_a_slice_of_the_fuzzed_cases_ends_well(tmp_path: Path) -> None:
     report = json.loads(done.stdout)
     assert (report["cases"], report["tracebacks"], report["hangs"]) == (10, 0, 0), done.stderr
     assert report["max_memory_mb"] < 2000
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_files_that_fuzzing_spoils_are_read_while_they_are_whole(tmp_path: Path) -> None:
+    """A file that is refused as it is would hide what a damaged one does."""
+    folder = tmp_path / "whole"
+    prepare(folder)
+    shutil.move(folder / "outputs", folder / "readers" / "outputs")
+    for name, reader in READERS.items():
+        command = [sys.executable, "-m", "dse", *reader.command]
+        done = subprocess.run(command, cwd=folder / "readers", capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == reader.code, (name, done.stderr)
 
 
 @pytest.mark.slow

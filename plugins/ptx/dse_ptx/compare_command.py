@@ -8,14 +8,16 @@ Results are compared, too: the sum of all numbers' magnitudes after a launch.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dse.errors import ConfigError, Problem, pairs
+from dse.errors import ConfigError, Problem, Problems, pairs
 from dse.files import read_csv
 from dse.results.run_folder import CommandAnswer, writable
 from dse_ptx.execution import Argument, LaunchOptions, Module, PtxDevice
@@ -32,16 +34,8 @@ def compare(words: Sequence[str]) -> CommandAnswer:
 
     typed = pairs(words, {"data": ""}, optional=("system", "out"))
     machine, path = sm_array(typed.get("system", "h100")), Path(typed["data"])
-    by_name = {(launch.file, launch.kernel): launch for launch in launches()}
-    rows = list[dict[str, Any]]()
-    for line, row in read_csv(path, needed=("device", "file", "kernel", "seconds", "magnitude")).rows:
-        launch = by_name.get((row["file"], row["kernel"]))
-        if launch is None:
-            raise ConfigError([Problem(f"{path.name}, line {line}", "names no launch of ours", row["kernel"])])
-        if row["seconds"]:
-            rows.append({"device": row["device"], **_row(launch, machine, row, f"{path.name}, line {line}")})
-    if not rows:
-        raise ConfigError([Problem("data", "holds no launch that was measured", str(path), "see its column reason")])
+    measured = _measured(path)
+    rows = [_row(launch, machine, *numbers) for launch, *numbers in measured]
     outputs = writable(typed.get("out") or f"outputs/ptx_compare/{machine.name}")
     outputs.write_table("compared", pd.DataFrame(rows))
     lines = [
@@ -54,16 +48,42 @@ def compare(words: Sequence[str]) -> CommandAnswer:
     return CommandAnswer(outputs.folder, (head, *lines, f"written to {outputs.folder}/: compared.parquet"), "compared")
 
 
-def _row(launch: GpuLaunch, machine: SmArray, row: dict[str, str], where: str) -> dict[str, Any]:
+def _measured(path: Path) -> list[tuple[GpuLaunch, str, float, float]]:
+    """(launch, device, seconds, magnitude) of the rows that were measured; before anything is predicted, which takes
+    long. Raises ConfigError with every fault of the file.
+    """
+    by_name = {(launch.file, launch.kernel): launch for launch in launches()}
+    check, measured = Problems(), list[tuple[GpuLaunch, str, float, float]]()
+    for line, row in read_csv(path, needed=("device", "file", "kernel", "seconds", "magnitude")).rows:
+        where, launch = f"{path.name}, line {line}", by_name.get((row["file"], row["kernel"]))
+        if launch is None:
+            check.add(where, "names no launch of ours", value=row["kernel"])
+        elif row["seconds"]:
+            seconds, magnitude = _number(row["seconds"]), _number(row["magnitude"])
+            if not (0 < seconds < math.inf and 0 <= magnitude < math.inf):
+                check.add(
+                    where, "holds no positive seconds and magnitude", value=f"{row['seconds']}, {row['magnitude']}"
+                )
+            measured.append((launch, row["device"], seconds, magnitude))
+    check.done()
+    if not measured:
+        raise ConfigError([Problem("data", "holds no launch that was measured", str(path), "see its column reason")])
+    return measured
+
+
+def _number(text: str) -> float:
+    with suppress(ValueError):
+        return float(text)
+    return math.nan  # which no range holds
+
+
+def _row(launch: GpuLaunch, machine: SmArray, device: str, measured: float, total: float) -> dict[str, Any]:
     """A launch predicted beside its measured row."""
-    try:
-        measured, total = float(row["seconds"]), float(row["magnitude"])
-    except ValueError:
-        raise ConfigError([Problem(where, "holds no seconds and magnitude", row["seconds"])]) from None
     predicted, magnitude = predict(launch, machine)
     return {
-        "file": launch.file, "kernel": launch.kernel, "predicted_s": predicted, "measured_s": measured,
-        "error": predicted / measured - 1, "equal": is_close(magnitude, total, launch.arguments),
+        "device": device, "file": launch.file, "kernel": launch.kernel, "predicted_s": predicted,
+        "measured_s": measured, "error": predicted / measured - 1,
+        "equal": is_close(magnitude, total, launch.arguments),
     }  # fmt: skip
 
 

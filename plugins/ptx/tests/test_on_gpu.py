@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -96,3 +97,20 @@ def test_predicted_and_measured_times_are_one_table(
     path.write_text(path.read_text("utf-8").replace("saxpy", "other"), "utf-8")
     assert main(["ptx", "compare", f"data={path}"]) == 2
     assert "names no launch of ours" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "numbers", [("0", "1"), ("-1", "1"), ("nan", "1"), ("1e999", "1"), ("fast", "1"), ("1", "-inf")]
+)
+def test_a_measured_row_without_numbers_is_refused_before_anything_is_predicted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], numbers: tuple[str, str]
+) -> None:
+    path, whole = tmp_path / "ptx.csv", "H100,lenet,conv_direct,1e-5,0.1,1.0,"
+    seconds, size = numbers
+    rows = ["device,file,kernel,seconds,scatter,magnitude,reason", whole, f"H100,basics,saxpy,{seconds},0.1,{size},"]
+    path.write_text("\n".join(rows) + "\n", "utf-8")
+    began = time.process_time()
+    assert main(["ptx", "compare", f"data={path}"]) == 2
+    assert time.process_time() - began < 5  # a prediction takes longer
+    assert "ptx.csv, line 3" in (message := capsys.readouterr().err)
+    assert "holds no positive seconds and magnitude" in message

@@ -40,6 +40,7 @@ _PUBLIC = (_AZURE, _BURSTGPT)
 _HASHED = 512  # tokens of a block of Mooncake's traces
 _UNIT = 64  # tokens of a block of other prompts: pages of software divide it
 _MOST = 2**31  # bytes of a trace
+_MOST_TOKENS = 2**31  # of a prompt or an output
 _DRAWN = 1000  # requests, where nothing says how many
 _GOLDEN = (5**0.5 - 1) / 2  # whose multiples fill a circle most evenly
 
@@ -248,6 +249,12 @@ class _Row:
     prefix: str = ""
     hashes: tuple[Any, ...] = ()
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether it arrives at a time and has counts of tokens that a request may have."""
+        tokens = (self.input, self.output, self.cached)
+        return 0 <= self.arrival < np.inf and max(tokens) < _MOST_TOKENS and self.cached >= 0
+
 
 def read_trace(path: Path, speed: float = 1.0) -> Traffic:
     """The requests of a trace (formats: the module's docstring). Raises ConfigError that names file and line."""
@@ -314,12 +321,13 @@ def _table(path: Path) -> Iterator[_Row]:
         try:
             time = _stamp(cells[names[0]]) if names is _AZURE else float(cells[names[0]])
             tokens = int(cells[names[1]]), int(cells[names[2]]), int(cells.get("cached_tokens") or 0)
-            if not (np.isfinite(time) and time >= 0 and max(tokens) < 2**31 and tokens[2] >= 0):
+            row = _Row(line, time, *tokens, prefix=cells.get("prefix_id") or "")
+            if not row.is_possible:
                 raise ValueError
         except ValueError:
             check.add(f"{path.name}, line {line}", "is no request", value=",".join(cells.values())[:80])
             continue
-        yield _Row(line, time, *tokens, prefix=cells.get("prefix_id") or "")
+        yield row
     check.done(path.name)
 
 
@@ -347,9 +355,13 @@ def _mooncake(path: Path) -> Iterator[_Row]:
         if not text.strip():
             continue
         try:
-            row: Mapping[str, Any] = parse_json(text, f"{path.name}, line {line}")
-            tokens = int(row["input_length"]), int(row["output_length"])
-            yield _Row(line, float(row["timestamp"]) / 1000, *tokens, hashes=tuple(row.get("hash_ids") or ()))
-        except (ValueError, KeyError, TypeError):
+            tree: Mapping[str, Any] = parse_json(text, f"{path.name}, line {line}")
+            tokens, hashes = (int(tree["input_length"]), int(tree["output_length"])), tuple(tree.get("hash_ids") or ())
+            row = _Row(line, float(tree["timestamp"]) / 1000, *tokens, hashes=hashes)
+            if not (row.is_possible and all(isinstance(name, int | str) for name in hashes)):
+                raise ValueError
+        except (ArithmeticError, AttributeError, ValueError, LookupError, TypeError):
             check.add(f"{path.name}, line {line}", "is no request of Mooncake's format", value=text[:80])
+            continue
+        yield row
     check.done(path.name)

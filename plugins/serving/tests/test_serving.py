@@ -173,6 +173,11 @@ def test_the_busiest_part_of_a_trace_keeps_its_blocks() -> None:
         ("a.csv", "arrival_s,input_tokens,total_tokens\n1,2,3\n", "no column output_tokens .known here"),
         ("a.csv", "arrival_s;input_tokens;output_tokens\n1;2;3\n", "by commas, not semicolons"),
         ("a.jsonl", '{"timestamp": 1}\n', "Mooncake"),
+        ("a.jsonl", "[1]\n", "line 1.*Mooncake"),
+        ("a.jsonl", f'{{"timestamp": 0, "input_length": {2**64}, "output_length": 2}}\n', "line 1.*Mooncake"),
+        ("a.jsonl", '{"timestamp": -1, "input_length": 3, "output_length": 2}\n', "line 1.*Mooncake"),
+        ("a.jsonl", '{"timestamp": 0, "input_length": 600, "output_length": 2, "hash_ids": [[1]]}\n', "Mooncake"),
+        ("a.jsonl", '{"timestamp": 0, "input_length": 600, "output_length": 2, "hash_ids": [{}]}\n', "Mooncake"),
         ("absent.csv", None, "absent"),
     ],
 )
