@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -324,6 +324,29 @@ def test_a_damaged_file_is_put_aside_and_what_can_be_read_of_it_is_kept(tmp_path
         assert list(tmp_path.glob("results.db.damaged-*"))
     recorded(mended, fresh(xs))
     assert rows(mended.find(keys_of(xs), context).results) == rows(made(xs))
+
+
+@pytest.mark.parametrize("noise", [0x00, 0xA5])
+def test_a_store_whose_page_with_its_version_is_damaged_is_not_taken_for_a_former_one(
+    tmp_path: Path, noise: int
+) -> None:
+    url = f"sqlite:///{tmp_path / 'results.db'}"
+    store = Store(url)
+    recorded(store, fresh(range(50)))
+    store.database.close()
+    with closing(sqlite3.connect(tmp_path / "results.db")) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        ((page, size),) = connection.execute(
+            "SELECT rootpage, page_size FROM sqlite_master, pragma_page_size WHERE name = 'about'"
+        )
+    with (tmp_path / "results.db").open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(bytes([noise]) * size)
+    store = Store(url)
+    assert store.database.mended
+    assert rows(store.find(keys_of(range(50)), store.number(CONTEXT)).results) == rows(made(range(50)))
+    store.database.close()
+    assert main(["store", "check", f"output_dir={tmp_path}"]) == 0
 
 
 def test_a_file_that_is_taken_away_in_use_is_noticed_before_anything_is_lost_in_it(tmp_path: Path) -> None:

@@ -230,6 +230,7 @@ class Database:
         new, old = _engine(f"sqlite:///{fresh}"), _engine(self._url)
         _make(new, self._tables)
         count = sum(_copy_rows(old, new, table, by_range=table is self._keyed) for table in self._tables.sorted_tables)
+        _copy_number(old, new)
         new.dispose()  # closes the file: SQLite must not have it open while it moves
         old.dispose()
         fresh.replace(self.file.with_name(f"{self.file.name}{_MENDED}"))  # complete from here on
@@ -358,6 +359,26 @@ def check_plain(connection: Connection, tables: MetaData, place: str) -> None:
     if names:
         what = f"{place} holds what dse never makes and what may change results: {', '.join(sorted(names))}"
         raise StoreError(f"{what}; drop it, or choose another output_dir or store.url")
+
+
+def numbered(connection: Connection) -> int:
+    """The version in the head of an SQLite file, besides that in its table; 0 where there is none, or on a server."""
+    if connection.dialect.name != "sqlite":
+        return 0
+    return int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
+
+
+def number_file(connection: Connection, version: int) -> None:
+    """Write a version into the head of an SQLite file; a server's database has its table alone."""
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql(f"PRAGMA user_version = {version:d}")
+
+
+def _copy_number(old: Engine, new: Engine) -> None:
+    with suppress(DBAPIError), old.connect() as connection:
+        version = numbered(connection)
+        with new.begin() as fresh:
+            number_file(fresh, version)
 
 
 def _copy_rows(old: Engine, new: Engine, table: Table, *, by_range: bool) -> int:

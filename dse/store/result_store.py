@@ -35,7 +35,7 @@ from dse.backend import STATUSES, Result, Results, Status
 from dse.errors import hidden
 from dse.errors.parsing import parse_json
 from dse.store.contract import Context, Fresh, StoredResults, key_bytes
-from dse.store.database import PATIENCE_S, Blob, Database, StoreError, check_plain, reader
+from dse.store.database import PATIENCE_S, Blob, Database, StoreError, check_plain, number_file, numbered, reader
 from dse.store.result_rows import (
     BULK_INSERT,
     BULK_SELECT,
@@ -152,6 +152,8 @@ class Store:
                     return 0
             version = schema_of(connection)
             connection.execute(self.insert_statement(about), {"schema": version})
+            if numbered(connection) != version:
+                number_file(connection, version)
             return version
 
         if (version := self.database.write(work)) not in schemas:
@@ -319,6 +321,7 @@ class Store:
                 connection.execute(delete(results).where(results.c.key.in_(names)))
             connection.execute(delete(about))
             connection.execute(insert(about), {"schema": SCHEMA})
+            number_file(connection, SCHEMA)
 
         self.database.write(work)
 
@@ -327,6 +330,8 @@ def schema_of(connection: Connection) -> int:
     """The version of a database; of one whose number was lost, the former one if it holds results."""
     if versions := list(connection.execute(select(about.c.schema)).scalars()):
         return int(max(versions))
+    if version := numbered(connection):  # the table's only page was damaged
+        return version
     # only the former version had no number
     return SCHEMA if connection.execute(select(results.c.key).limit(1)).first() is None else FORMER_SCHEMA
 

@@ -58,14 +58,20 @@ class Commands(Generic[Case]):
     limit_s: float = HANG_S
     running: dict[int, tuple[Case, Path, int, float]] = field(default_factory=dict)
 
-    def start(self, case: Case, words: Sequence[str], folder: Path) -> None:
-        """Fork a command that runs in a folder, where `stdout.txt` and `stderr.txt` hold what it prints."""
+    def start(self, case: Case, words: Sequence[str], folder: Path, before: Callable[[], object] = bool) -> None:
+        """Fork a command that runs in a folder, where `stdout.txt` and `stderr.txt` hold what it prints. before: what
+        its process does first.
+        """
         from dse.cli import main
+
+        def work() -> int:
+            before()
+            return main(words)
 
         sys.stdout.flush()
         if (child := os.fork()) == 0:
             sys.argv = ["dse", *words]
-            os._exit(inside(folder, lambda: main(words)))
+            os._exit(inside(folder, work))
         self.running[os.pidfd_open(child)] = (case, folder, child, time.monotonic())
 
     def ended(self) -> Iterator[CommandEnd[Case]]:
