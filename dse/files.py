@@ -224,6 +224,10 @@ def atomic_replacement(path: Path) -> Iterator[Path]:
     try:
         yield fresh
         fresh.replace(path)
+    except OSError as error:
+        if error.errno is not None and error.filename is None:  # a write names no file
+            error.filename = str(path)
+        raise
     finally:
         fresh.unlink(missing_ok=True)
 

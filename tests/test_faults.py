@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import errno
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -245,7 +246,60 @@ def test_a_clock_that_jumps_by_years_changes_no_lease(tmp_path: Path, monkeypatc
     first.leave()
 
 
+JUMPING = """
+import itertools, time
+jumps, plain = itertools.cycle([0.0, 3600.0, -3600.0, 3e8, -3e8]), time.time
+time.time = lambda: plain() + next(jumps)
+time.time_ns = lambda: int(1e9 * time.time())
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_a_study_whose_clock_jumps_goes_on_after_a_kill_and_ends_alike(
+    tmp_path: Path,
+    command: list[str],  # noqa: F811
+) -> None:
+    """At every look at the clock, by an hour or by ten years, forward and back."""
+    calm = tmp_path / "calm"
+    shutil.copytree(tmp_path / "conf", calm / "conf")
+    subprocess.run(command, cwd=calm, capture_output=True, check=True, timeout=120)
+    program, flag, code, *rest = command
+    words = [program, flag, JUMPING + code, *rest]
+    killed = begun(words, tmp_path)
+    killed.kill()
+    killed.communicate()
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert (killed.returncode, done.returncode) == (-signal.SIGKILL, 0), done.stderr
+    assert "resuming: " in done.stderr
+    assert not re.search(r"-\d+:\d\d|-\d+ points/s", done.stderr)
+    (table,) = (tmp_path / "outputs" / "toys").glob("2*/results.parquet")
+    (expected,) = (calm / "outputs" / "toys").glob("2*/results.parquet")
+    assert table.read_bytes() == expected.read_bytes()
+
+
 # Reports
+
+
+def test_a_report_on_a_full_disk_leaves_the_older_one_whole(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    drawn = [word for word in SERIAL if word != "figures=none"]
+    assert main([*drawn, "store=none", f"output_dir={small}"]) == 0
+    latest, report = small / "ficco_sweep" / "latest", ["results", "report", "study=ficco_sweep", f"output_dir={small}"]
+    before = {path: path.read_bytes() for path in latest.rglob("*") if path.is_file()}
+    ballast = fill(small, spare=4_000)
+    capsys.readouterr()
+    assert main(report) == 4
+    message = capsys.readouterr().err
+    assert "Traceback" not in message
+    assert str(small) in message
+    assert {path: path.read_bytes() for path in latest.rglob("*") if path.is_file()} == before
+    ballast.unlink()
+    assert main(report) == 0
+    assert {path for path in latest.rglob("*") if path.is_file()} == before.keys()
+
 
 KILLED = """
 import os, signal, sys

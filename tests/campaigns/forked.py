@@ -71,7 +71,11 @@ class Commands(Generic[Case]):
         sys.stdout.flush()
         if (child := os.fork()) == 0:
             sys.argv = ["dse", *words]
-            os._exit(inside(folder, work))
+            code = 1
+            try:
+                code = inside(folder, work)
+            finally:  # whatever happens, this process must not go on as its parent
+                os._exit(code)
         self.running[os.pidfd_open(child)] = (case, folder, child, time.monotonic())
 
     def ended(self) -> Iterator[CommandEnd[Case]]:

@@ -391,7 +391,6 @@ class _RowNames(Sequence[str]):
 
 def _parquet(path: Path, check: Problems) -> Iterator[Chunk]:
     """Record batches of a Parquet file. Raises ConfigError."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
@@ -404,8 +403,11 @@ def _parquet(path: Path, check: Problems) -> Iterator[Chunk]:
                 }
                 yield _RowNames(path.name, first, batch.num_rows), cells_by_name
                 first += batch.num_rows
-    except pa.ArrowInvalid as error:
-        raise ConfigError([Problem(path.name, f"is no Parquet: {str(error).splitlines()[0]}")]) from None
+    except ConfigError:
+        raise
+    except Exception as error:  # its parts raise types without a common base
+        first_line = (str(error).splitlines() or ["damaged"])[0]
+        raise ConfigError([Problem(path.name, f"is no Parquet that can be read: {first_line}")]) from None
 
 
 def _cells(column: Any, where: str) -> Cells:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import lzma
 import os
@@ -173,6 +174,22 @@ def test_what_is_wrong_with_a_parquet_is_told_by_row_and_column(
     with pytest.raises(ConfigError) as error:
         recording(path, design())
     assert part in str(error.value)
+
+
+@pytest.mark.slow
+def test_every_bit_of_a_parquet_is_read_or_refused(tmp_path: Path) -> None:
+    path, machine = tmp_path / "bits.parquet", design()
+    pd.DataFrame({"address": [0, 64, 128], "store": [True, False, True]}).to_parquet(path)
+    data, refused = bytearray(path.read_bytes()), 0
+    for place, bit in itertools.product(range(len(data)), range(8)):
+        data[place] ^= 1 << bit
+        path.write_bytes(data)
+        try:
+            recording(path, machine)
+        except ConfigError:
+            refused += 1
+        data[place] ^= 1 << bit
+    assert refused > 100
 
 
 # Accel-Sim

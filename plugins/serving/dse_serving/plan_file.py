@@ -74,6 +74,9 @@ def words_of_plan(path: Path) -> list[str]:
         ]
     server = tree["server"] if isinstance(tree["server"], Mapping) else {}
     scheduler = server.get("scheduler") or {}
+    if not isinstance(scheduler, Mapping):
+        check.add("plan.server.scheduler", "is no mapping of its settings", value=scheduler, way_out=way)
+        scheduler = {}
     words += [f"server={server['name']}"] if "name" in server else []
     words += [f"server.scheduler.{name}={_text(value)}" for name, value in scheduler.items()]
     check.done()

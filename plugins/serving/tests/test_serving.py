@@ -42,6 +42,7 @@ from dse_serving.measured import (
     summary,
 )
 from dse_serving.overlaps import PartTimes, times_of
+from dse_serving.plan_file import words_of_plan
 from dse_serving.results import percentile_interval
 from dse_serving.step_times import EngineKernels, StepTimes, step_parts
 from dse_serving.study import _spans
@@ -186,6 +187,21 @@ def test_a_trace_that_is_none_is_refused_by_its_line(tmp_path: Path, name: str, 
         (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=rule):
         read_trace(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("server: {name: vllm, scheduler: '${absent}'}\n", "plan.server.scheduler.*is no mapping of its settings"),
+        ("server: {name: vllm, scheduler: [1]}\n", "plan.server.scheduler.*is no mapping of its settings"),
+        ("server: vllm\n", "plan.server: is no section of a plan of serving"),
+        ("- server\n", "is no plan of serving"),
+    ],
+)
+def test_a_deployment_of_other_kinds_of_values_is_refused(tmp_path: Path, text: str, rule: str) -> None:
+    (tmp_path / "plan.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=rule):
+        words_of_plan(tmp_path / "plan.yaml")
 
 
 def tabled(point: Serving, tokens: int, sequences: int, **changes: Any) -> StepTimes:
