@@ -12,7 +12,7 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 VENV_PACKAGE := import sys; print("python%d.%d-venv" % sys.version_info[:2])
 
 .DEFAULT_GOAL := help
-.PHONY: help setup extras sweep check fast coverage test more core nightly bench cluster kills search faults fuzz parity instructions answers docs docs-check format clean
+.PHONY: help setup extras sweep check fast coverage test more core nightly bench cluster kills million damaged other-user search faults fuzz parity instructions answers docs docs-check format clean
 .DELETE_ON_ERROR:
 
 # The tests start hundreds of processes, each of which would compile every module again.
@@ -77,6 +77,15 @@ cluster: $(VENV)/.with-dask ## kill parts of a cluster, restart its database, cu
 
 kills: setup ## kill studies hundreds of times (a quarter of an hour) and record that nothing was lost
 	$(BIN)/python -m benchmarks.kills --record
+
+million: setup ## time commands on a store of a million results (five minutes)
+	$(BIN)/python -m benchmarks.million
+
+damaged: setup ## damage pages and files of stores and type commands on them (ten minutes)
+	$(BIN)/python -m tests.campaigns.damaged
+
+other-user: setup ## run the tests of security as nobody (as root, four minutes)
+	$(BIN)/python -m tests.campaigns.other_user
 
 search: $(VENV)/.with-rivals ## hold every search method against known fronts (twenty-five minutes) and record it
 	$(BIN)/python -m benchmarks.search --record

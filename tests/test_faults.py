@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import errno
+import json
 import os
 import re
 import shutil
@@ -96,6 +97,14 @@ def _damage(file: Path, numbers: np.random.Generator) -> None:
         stop = len(data) if kind == 1 else stop
         data[start:stop] = bytes(stop - start)
     file.write_bytes(data)
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_commands_on_a_store_with_damaged_pages_or_files_end_well(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "tests.campaigns.damaged", "--json", "--places", "40" if ALL else "6"]
+    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=3000)
+    assert (done.returncode, json.loads(done.stdout)["bad"]) == (0, 0), done.stderr
 
 
 # Room and rights
