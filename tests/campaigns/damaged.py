@@ -227,8 +227,8 @@ def main() -> int:
             bad += [f"{number} ({label}): {text}" for text in wrong]
             shutil.rmtree(folder, ignore_errors=True)
             show_progress(number + 1, asked.places, began)
-    found = {"damages": asked.places, "bad": len(bad), "kinds": dict(kinds)}
-    print(json.dumps(found, indent=2) if asked.json else f"{asked.places} damages, {len(bad)} bad")
+    figures = {"damages": asked.places, "bad": len(bad), "kinds": dict(kinds)}
+    print(json.dumps(figures, indent=2) if asked.json else f"{asked.places} damages, {len(bad)} bad")
     print("\n".join(bad), file=sys.stderr)
     return 1 if bad else 0
 

@@ -65,9 +65,9 @@ def main(words: Sequence[str]) -> int:
         home = scratch / "home"
         home.mkdir()
         os.chown(home, NOBODY, NOBODY)
-        own = {"HOME": str(home), "TMPDIR": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {"HOME": str(home), "TMPDIR": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
         typed = command(words or TESTS, scratch)
-        return subprocess.run(typed, cwd=ROOT, env={**os.environ, **own}, check=False).returncode
+        return subprocess.run(typed, cwd=ROOT, env={**os.environ, **environment}, check=False).returncode
 
 
 if __name__ == "__main__":
