@@ -273,8 +273,8 @@ def test_a_study_whose_clock_jumps_goes_on_after_a_kill_and_ends_alike(
     calm = tmp_path / "calm"
     shutil.copytree(tmp_path / "conf", calm / "conf")
     subprocess.run(command, cwd=calm, capture_output=True, check=True, timeout=120)
-    program, flag, code, *rest = command
-    words = [program, flag, JUMPING + code, *rest]
+    program, flag, code, folder = command
+    words = [program, flag, JUMPING + code, folder]
     killed = begun(words, tmp_path)
     killed.kill()
     killed.communicate()

@@ -181,9 +181,9 @@ def typed(commands: Commands[str], damage: Damage, words: Sequence[str], folder:
             return end
 
 
-def judge(made: Path, folder: Path, draw: random.Random) -> Iterator[str]:
+def judge(template: Path, folder: Path, draw: random.Random) -> Iterator[str]:
     """What is wrong after one damage, a sentence each; the damage first."""
-    shutil.copytree(made, folder, symlinks=True)
+    shutil.copytree(template, folder, symlinks=True)
     folder.chmod(0o777)
     damage = draw.choice(KINDS)(draw, folder / "outputs" / "results.db")
     yield damage.label
@@ -198,7 +198,7 @@ def judge(made: Path, folder: Path, draw: random.Random) -> Iterator[str]:
         end = typed(commands, damage, _STUDY, folder)
     if damage.mends and end.code != 0:
         yield f"the study ends with {end.code}: {end.errors.strip()[-300:]}"
-    elif end.code == 0 and _table(folder) != _table(made):
+    elif end.code == 0 and _table(folder) != _table(template):
         yield "the study's table is another one"
 
 
@@ -212,23 +212,23 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object with the figures")
     parser.add_argument("--places", type=int, default=60, help="damages that are drawn")
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     kinds, bad, began = Counter[str](), list[str](), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="dse-damaged-") as name:
         Path(name).chmod(0o755)
-        made = Path(name, "made")
-        made.mkdir()
-        make(made)
+        template = Path(name, "template")
+        template.mkdir()
+        make(template)
         import_all()
-        for number in range(asked.places):
+        for number in range(arguments.places):
             folder = Path(name, f"{number}")
-            label, *wrong = judge(made, folder, random.Random(f"{asked.seed}:{number}"))
+            label, *wrong = judge(template, folder, random.Random(f"{arguments.seed}:{number}"))
             kinds[" ".join(re.findall(r"[a-z-]{2,}", label))] += 1
             bad += [f"{number} ({label}): {text}" for text in wrong]
             shutil.rmtree(folder, ignore_errors=True)
-            show_progress(number + 1, asked.places, began)
-    figures = {"damages": asked.places, "bad": len(bad), "kinds": dict(kinds)}
-    print(json.dumps(figures, indent=2) if asked.json else f"{asked.places} damages, {len(bad)} bad")
+            show_progress(number + 1, arguments.places, began)
+    figures = {"damages": arguments.places, "bad": len(bad), "kinds": dict(kinds)}
+    print(json.dumps(figures, indent=2) if arguments.json else f"{arguments.places} damages, {len(bad)} bad")
     print("\n".join(bad), file=sys.stderr)
     return 1 if bad else 0
 

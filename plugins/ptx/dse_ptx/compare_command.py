@@ -35,7 +35,7 @@ def compare(words: Sequence[str]) -> CommandAnswer:
     typed = pairs(words, {"data": ""}, optional=("system", "out"))
     machine, path = sm_array(typed.get("system", "h100")), Path(typed["data"])
     measured = _measured(path)
-    rows = [_row(launch, machine, *numbers) for launch, *numbers in measured]
+    rows = [_row(launch, machine, device, numbers) for launch, device, numbers in measured]
     outputs = writable(typed.get("out") or f"outputs/ptx_compare/{machine.name}")
     outputs.write_table("compared", pd.DataFrame(rows))
     lines = [
@@ -48,12 +48,12 @@ def compare(words: Sequence[str]) -> CommandAnswer:
     return CommandAnswer(outputs.folder, (head, *lines, f"written to {outputs.folder}/: compared.parquet"), "compared")
 
 
-def _measured(path: Path) -> list[tuple[GpuLaunch, str, float, float]]:
-    """(launch, device, seconds, magnitude) of the rows that were measured; before anything is predicted, which takes
+def _measured(path: Path) -> list[tuple[GpuLaunch, str, tuple[float, float]]]:
+    """(launch, device, (seconds, magnitude)) of the rows that were measured; before anything is predicted, which takes
     long. Raises ConfigError with every fault of the file.
     """
     by_name = {(launch.file, launch.kernel): launch for launch in launches()}
-    check, measured = Problems(), list[tuple[GpuLaunch, str, float, float]]()
+    check, measured = Problems(), list[tuple[GpuLaunch, str, tuple[float, float]]]()
     for line, row in read_csv(path, needed=("device", "file", "kernel", "seconds", "magnitude")).rows:
         where, launch = f"{path.name}, line {line}", by_name.get((row["file"], row["kernel"]))
         if launch is None:
@@ -64,7 +64,7 @@ def _measured(path: Path) -> list[tuple[GpuLaunch, str, float, float]]:
                 check.add(
                     where, "holds no positive seconds and magnitude", value=f"{row['seconds']}, {row['magnitude']}"
                 )
-            measured.append((launch, row["device"], seconds, magnitude))
+            measured.append((launch, row["device"], (seconds, magnitude)))
     check.done()
     if not measured:
         raise ConfigError([Problem("data", "holds no launch that was measured", str(path), "see its column reason")])
@@ -77,12 +77,13 @@ def _number(text: str) -> float:
     return math.nan  # which no range holds
 
 
-def _row(launch: GpuLaunch, machine: SmArray, device: str, measured: float, total: float) -> dict[str, Any]:
-    """A launch predicted beside its measured row."""
+def _row(launch: GpuLaunch, machine: SmArray, device: str, measured: tuple[float, float]) -> dict[str, Any]:
+    """A launch predicted beside its measured row. measured: seconds, and the magnitude of all arrays."""
+    seconds, total = measured
     predicted, magnitude = predict(launch, machine)
     return {
         "device": device, "file": launch.file, "kernel": launch.kernel, "predicted_s": predicted,
-        "measured_s": measured, "error": predicted / measured - 1,
+        "measured_s": seconds, "error": predicted / seconds - 1,
         "equal": is_close(magnitude, total, launch.arguments),
     }  # fmt: skip
 

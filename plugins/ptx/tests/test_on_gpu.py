@@ -105,9 +105,9 @@ def test_predicted_and_measured_times_are_one_table(
 def test_a_measured_row_without_numbers_is_refused_before_anything_is_predicted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], numbers: tuple[str, str]
 ) -> None:
-    path, whole = tmp_path / "ptx.csv", "H100,lenet,conv_direct,1e-5,0.1,1.0,"
+    path, complete = tmp_path / "ptx.csv", "H100,lenet,conv_direct,1e-5,0.1,1.0,"
     seconds, size = numbers
-    rows = ["device,file,kernel,seconds,scatter,magnitude,reason", whole, f"H100,basics,saxpy,{seconds},0.1,{size},"]
+    rows = ["device,file,kernel,seconds,scatter,magnitude,reason", complete, f"H100,basics,saxpy,{seconds},0.1,{size},"]
     path.write_text("\n".join(rows) + "\n", "utf-8")
     began = time.process_time()
     assert main(["ptx", "compare", f"data={path}"]) == 2
