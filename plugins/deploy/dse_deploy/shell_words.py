@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from dse.errors import ConfigError, Problem
 
@@ -19,6 +20,15 @@ class WordPart:
     literal: str
     quoted: bool = False
     variable: bool = False
+
+
+def _joined(parts: Sequence[WordPart]) -> list[WordPart]:
+    """Parts of a word in which neighbouring texts are one; each is joined once, as a word may be a file long."""
+    joined = list[WordPart]()
+    for (variable, quoted), neighbours in groupby(parts, lambda part: (part.variable, part.quoted)):
+        alike = list(neighbours)
+        joined += alike if variable else [WordPart("".join(part.literal for part in alike), quoted=quoted)]
+    return joined
 
 
 class Lexer:
@@ -37,10 +47,17 @@ class Lexer:
             elif self.text[self.at] == "#":
                 end = self.text.find("\n", self.at)
                 self.at = len(self.text) if end < 0 else end
-                if self.text[: self.at].rstrip(" \t").endswith("\\"):  # a comment among lines that go on
+                if self._follows_backslash():  # a comment among lines that go on
                     self.at += 1
             else:
                 return
+
+    def _follows_backslash(self) -> bool:
+        """Tell whether the last character before this place that is no blank is a backslash."""
+        place = self.at - 1
+        while place >= 0 and self.text[place] in " \t":
+            place -= 1
+        return place >= 0 and self.text[place] == "\\"
 
     def word(self) -> list[WordPart] | str | None:
         """The next word in parts, the character that ends a command, None at the end."""
@@ -55,13 +72,7 @@ class Lexer:
             if _CONTINUED.match(self.text, self.at):
                 break
             parts += self._part()
-        joined = list[WordPart]()
-        for part in parts:
-            if joined and not part.variable and not joined[-1].variable and part.quoted == joined[-1].quoted:
-                joined[-1] = WordPart(joined[-1].literal + part.literal, quoted=part.quoted)
-            else:
-                joined.append(part)
-        return joined
+        return _joined(parts)
 
     def _part(self) -> Iterator[WordPart]:
         """Yield the parts of a word from here: up to the end of a quote, or one character."""

@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import shlex
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -1087,3 +1088,12 @@ def test_what_a_plan_rests_on_is_written_or_told(
     assert [word for word in words if word not in text] == []
     for path, value in leaves_of({"parallel": parallel, "run": run}):
         assert path in printed or path == "parallel.pp", (path, value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["1," * 500_000, "# a comment\n" * 300_000])
+def test_a_script_of_one_long_word_or_of_comments_is_read_in_time(text: str) -> None:
+    began = time.process_time()
+    script = read_script(text + "\ntorchrun train.py\n")
+    assert time.process_time() - began < 8  # some 2 s; quadratic in the length, over 13 s
+    assert script.words[-2:] == ["torchrun", "train.py"]
