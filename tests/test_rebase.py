@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 
 from dse.cli import main
 from dse.errors.parsing import parse_json
 from dse.store.contract import key_bytes
-from dse.store.database import StoreError
+from dse.store.database import StoreError, number_file
 from dse.store.result_rows import checksum, fits, with_key
 from dse.store.result_store import FORMER_SCHEMA, Store, about, recorded_keys, results, studies
 from dse.study import rebase
@@ -125,13 +125,20 @@ def test_an_older_store_is_refused_carried_over_once_and_then_evaluates_nothing(
     assert recorded(Store(URL)) == present
 
 
-def test_a_store_that_lost_its_number_counts_as_older_if_it_holds_results(tmp_path: Path) -> None:
+def test_a_store_without_any_number_counts_as_older_if_it_holds_results(tmp_path: Path) -> None:
     store = Store(f"sqlite:///{tmp_path / 'results.db'}")
     lose = about.delete()
-    store.database.write(lambda connection: connection.execute(lose))
+
+    def forget(connection: Connection) -> None:
+        connection.execute(lose)
+        number_file(connection, 0)
+
+    store.database.write(forget)
     Store(store.url)
     row = dict(zip(results.c.keys(), (bytes(16), 1, 1, 0, "", "", "{}", b"", bytes(8)), strict=True))
     store.database.write(lambda connection: (connection.execute(lose), connection.execute(results.insert(), row)))
+    Store(store.url)  # the number in the head of the file stands
+    store.database.write(forget)
     with pytest.raises(StoreError, match="former names"):
         Store(store.url)
     Store(store.url, schemas=(FORMER_SCHEMA,))
