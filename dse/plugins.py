@@ -8,6 +8,10 @@ packages by entry points in `dse.packages`: what their `__init__` declares count
 `conf` inside one joins the configuration. Nothing else has to be edited, and configuration never names a class or a
 path.
 
+Packages stand on one of two shelves. Those that the mapping `RESEARCH` of their `__init__` names (package -> what is
+studied there) hold models under study: their tests run in `make more`, and lists show them apart. All others are
+supported.
+
 Processes that are started import as little: nothing of the folder that they happen to run in (`safe_imports`).
 """
 
@@ -196,6 +200,11 @@ def _collect_declarations(attribute: str) -> tuple[Mapping[str, Any], Mapping[st
         except Exception as error:  # a package that is broken breaks only what it declares
             broken[package] = f"{type(error).__name__}: {error}"
     return mappings, broken
+
+
+def is_research(target: str) -> bool:
+    """Tell whether a `module:function` lies in a package whose models are under study."""
+    return re.split("[.:]", target, maxsplit=1)[0] in declarations("RESEARCH")
 
 
 def roots() -> tuple[str, ...]:

@@ -60,11 +60,19 @@ def today() -> int:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the nightly tests of this day."""
-    day = today()
+    """Mark the nightly tests of this day, and as `more` those of plug-ins whose models are under study."""
+    day, shelves = today(), research_folders()
     for item in items:
+        if any(folder in item.path.parents for folder in shelves):
+            item.add_marker("more")
         if item.get_closest_marker("nightly") is not None and day_of(item.nodeid) == day:
             item.add_marker("tonight")
+
+
+def research_folders() -> list[Path]:
+    """Folders of plug-ins that declare themselves as research (`dse.plugins`)."""
+    packages = Path(__file__).parents[1].glob("plugins/*/dse_*/__init__.py")
+    return [path.parents[1] for path in packages if re.search("^RESEARCH = ", path.read_text("utf-8"), re.MULTILINE)]
 
 
 def is_lawful(reason: str) -> bool:

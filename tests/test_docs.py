@@ -21,6 +21,7 @@ from dse.config.options import list_options
 from dse.study.settings import Settings
 from dse.values import LABELS
 from simulators.hardware.machine import System
+from tests.passes import research_folders
 from tests.support import REPOSITORY
 
 README = REPOSITORY / "README.md"
@@ -94,6 +95,16 @@ def test_every_option_command_and_machine_is_in_the_reference() -> None:
 
 
 @pytest.mark.slow
+def test_the_two_shelves_of_plug_ins_are_those_of_the_code() -> None:
+    text = (REPOSITORY / "docs/explanation/architecture.md").read_text("utf-8")
+    shelves = text.partition("## Two shelves of plug-ins")[2].partition("## The way of one point")[0]
+    supported, research = re.findall(r":\s([a-z_,\s]+)\.", shelves)
+    studied = {folder.name for folder in research_folders()}
+    folders = {folder.name for folder in (REPOSITORY / "plugins").iterdir() if (folder / "pyproject.toml").exists()}
+    assert set(re.split(r",\s+", research)) == studied
+    assert set(re.split(r",\s+", supported)) == folders - studied
+
+
 def test_every_study_is_in_the_gallery_with_a_small_picture_and_among_the_questions() -> None:
     page, questions = gallery.page(), (REPOSITORY / "docs" / "start" / "questions.md").read_text("utf-8")
     for study, question in list_options("study").items():

@@ -126,8 +126,8 @@ def test_experts_split_over_gpus_are_as_much_work_in_all(mode: str, ep: int) -> 
     load = float(MixtureOfExperts(**EXPERTS).busiest_load(ep, tokens))
     assert load >= 1
     assert flop_of_experts(split) == pytest.approx(load * flop_of_experts(alone), rel=1e-6)
-    rest = [laid(iteration, "layer") - flop_of_experts(iteration) for iteration in (split, alone)]
-    assert rest[0] == pytest.approx(rest[1], rel=1e-6)
+    around = [laid(iteration, "layer") - flop_of_experts(iteration) for iteration in (split, alone)]
+    assert around[0] == pytest.approx(around[1], rel=1e-6)
     of_experts = float(np.asarray(block(alone).expert_params))
     assert float(np.asarray(block(split).expert_params)) == pytest.approx(of_experts / ep)
     assert total(alone) - total(split) == pytest.approx(4 * of_experts * (1 - 1 / ep))

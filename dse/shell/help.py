@@ -9,8 +9,10 @@ from dse import plugins
 from dse.config.options import conf_dirs, list_options, options_marked, plural
 from dse.errors import assignment
 from dse.errors.parsing import load
+from dse.files import files_below
 from dse.plugins import Command
 
+_MARK = " (research)"
 _COLUMN = 30  # characters of a name before its description
 VERBS = {
     "run": "evaluate a study: run <study>, or study=<study>",
@@ -75,7 +77,8 @@ def _list_text(group: str, folders: Sequence[Path], *, every: bool) -> str:
     title = plugins.declarations("GROUPS")[group]
     options = list_options(group, folders)
     rare = set() if every else options_marked(group, "--all")
-    shown = {name: text for name, text in options.items() if name not in rare}
+    studied = _research_options(group)
+    shown = {name: text + _MARK * (name in studied) for name, text in options.items() if name not in rare}
     more = [f"  ({len(rare)} more: python -m dse {plural(group)} --all)"] if rare else []
     first = next(iter(shown), "<name>")
     example = f"run {first}" if group == "study" else f"run <study> {group}={first}"
@@ -90,6 +93,17 @@ def _command_text(command: Command) -> str:
         lines += [f"{section}.*, with defaults", *table_lines(keys), ""]
     examples = command.examples or (command.usage,)  # a usage without placeholders
     return "\n".join([*lines, "Examples", *(f"  python -m dse {example}" for example in examples)])
+
+
+def _shelf(command: Command) -> str:
+    return _MARK if plugins.is_research(command.target) else ""
+
+
+def _research_options(group: str) -> set[str]:
+    """Options of a group that packages bring whose models are under study."""
+    research = plugins.declarations("RESEARCH")
+    folders = [folder / group for folder in plugins.configurations() if folder.parent.name in research]
+    return {path.stem for folder in folders for path in files_below(folder, "*.yaml")}
 
 
 def _keys(command: Command) -> dict[str, dict[str, str]]:
@@ -107,7 +121,7 @@ def _keys(command: Command) -> dict[str, dict[str, str]]:
 
 def _verb_text(verb: str, commands: Mapping[str, Command]) -> str:
     lines = [f"usage: python -m dse {verb} <command> [...]", "", f"{VERBS.get(verb, verb)}:", ""]
-    table = {name: command.description for name, command in commands.items()}
+    table = {name: command.description + _shelf(command) for name, command in commands.items()}
     return "\n".join([*lines, *table_lines(table), "", f"`python -m dse {verb} <command> --help` explains one."])
 
 
@@ -123,7 +137,10 @@ def _program_text(*, every: bool = False) -> str:
             "       python -m dse <verb> [...]              `python -m dse <verb> --help` explains a verb",
             "",
             "Verbs",
-            *table_lines(dict(_verbs())),
+            *table_lines(dict(_verbs(research=False))),
+            "",
+            "Research (models under study)",
+            *table_lines(dict(_verbs(research=True))),
             "",
             "Studies",
             *table_lines(shown),
@@ -138,12 +155,19 @@ def _program_text(*, every: bool = False) -> str:
     )
 
 
-def _verbs() -> Iterator[tuple[str, str]]:
-    """Verbs with what they are for; of a verb with several commands their names, too."""
+def _verbs(*, research: bool) -> Iterator[tuple[str, str]]:
+    """Verbs with what they are for, and the names of their commands where these are several.
+
+    research: those whose commands all lie in packages under study, or the others.
+    """
     commands = plugins.declarations("COMMANDS")
     others = {name.partition(" ")[0] for name in commands} - {*VERBS, *map(plural, _LISTS)}
     for verb in (*VERBS, *sorted(others)):
-        inner = ", ".join(name.partition(" ")[2] for name in sorted(commands) if name.startswith(f"{verb} "))
+        named = {name: command for name, command in commands.items() if name == verb or name.startswith(f"{verb} ")}
+        studied = bool(named) and all(plugins.is_research(command.target) for command in named.values())
+        if studied != research:
+            continue
+        inner = ", ".join(name.partition(" ")[2] for name in sorted(named) if name != verb)
         if inner:
             yield verb, f"{VERBS.get(verb, '')}: {inner}".lstrip(": ")
         elif verb in commands or verb == "run":

@@ -2,6 +2,9 @@
 
 from dse.plugins import Command
 
+RESEARCH = {"dse_learning": "what a run teaches: importances and rules"}
+"""Package -> what is studied there (`dse.plugins`)."""
+
 COMMANDS = {
     "results importance": Command(
         "dse_learning.importance:command",

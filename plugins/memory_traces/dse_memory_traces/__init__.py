@@ -2,6 +2,9 @@
 
 from dse.plugins import Command
 
+RESEARCH = {"dse_memory_traces": "memory traces of one's own"}
+"""Package -> what is studied there (`dse.plugins`)."""
+
 COMMANDS = {
     "profile memory": Command(
         "dse_memory_traces.statistics:trace",

@@ -3,6 +3,9 @@
 The fluid model of the same schedules is `search_spaces.triggered`; `study=t3_requests` puts both side by side.
 """
 
+RESEARCH = {"dse_near_memory": "T3's memory controllers, request by request"}
+"""Package -> what is studied there (`dse.plugins`)."""
+
 BACKENDS = {"near_memory": "dse_near_memory.backend:RequestBackend"}
 GROUPS = {"controller": "Memory controllers below a tracker"}
 WORDS = {

@@ -2,6 +2,9 @@
 
 from dse.plugins import Command
 
+RESEARCH = {"dse_peers": "engines and topologies of other simulators"}
+"""Package -> what is studied there (`dse.plugins`)."""
+
 COMMANDS = {
     "machine import": Command(
         "dse_peers.infragraph:infragraph_import",

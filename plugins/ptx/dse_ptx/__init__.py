@@ -2,6 +2,9 @@
 
 from dse.plugins import Command
 
+RESEARCH = {"dse_ptx": "instructions of kernels, executed and timed without a GPU"}
+"""Package -> what is studied there (`dse.plugins`)."""
+
 _OPTIONS = {
     "file": "text of PTX, as clang, Triton or nvcc write it",
     "grid": "blocks, x,y,z",

@@ -5,6 +5,9 @@
 
 from pathlib import Path
 
+RESEARCH = {"dse_synthesis": "schedules that a search writes"}
+"""Package -> what is studied there (`dse.plugins`)."""
+
 CONF = Path(__file__).with_name("conf")
 """Options that this plug-in brings."""
 

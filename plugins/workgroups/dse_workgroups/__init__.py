@@ -8,6 +8,9 @@ with their dependencies, `concurrency` decides at run time which run, by which k
 
 from pathlib import Path
 
+RESEARCH = {"dse_workgroups": "persistent kernels and queues of GEMMs, workgroup by workgroup"}
+"""Package -> what is studied there (`dse.plugins`)."""
+
 CONF = Path(__file__).with_name("conf")
 """Options that this plug-in brings."""
 
