@@ -34,8 +34,8 @@ check: setup ## check style, types and import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-fast: setup ## run the quick half of the tests (a minute)
-	$(BIN)/pytest -n auto --dist worksteal --hypothesis-profile ci -m 'not slow'
+fast: setup ## run the quick half of the tests (a minute and a half on two cores)
+	$(BIN)/pytest -n auto --dist worksteal --hypothesis-profile ci -m 'not slow and not more and not nightly'
 
 coverage: $(VENV)/.with-coverage ## print the branch coverage of the quick half of the tests (four minutes)
 	$(BIN)/pytest -n auto --dist worksteal -m 'not slow' $(PACKAGES:%=--cov=%) $(patsubst %,--cov=%,$(notdir $(wildcard plugins/*/dse_*))) --cov-branch --cov-report=term

@@ -530,7 +530,7 @@ def times() -> dict[str, float]:
     """Seconds of the quick half of the tests, and of all that `make test` runs."""
     run, seconds = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "worksteal", "--hypothesis-profile", "ci"], {}
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}  # as `make`
-    for name, choice in (("fast_s", ["-m", "not slow"]), ("test_s", [])):
+    for name, choice in (("fast_s", ["-m", "not slow and not more and not nightly"]), ("test_s", [])):
         began = time.monotonic()
         subprocess.run([*run, *choice], cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
         seconds[name] = round(time.monotonic() - began, 1)

@@ -174,6 +174,7 @@ def test_what_interpolations_come_to_is_weighed_before_they_are_resolved(
     assert "study.a" in message
 
 
+@pytest.mark.slow
 def test_interpolations_that_are_typed_are_weighed_as_well(refused: Callable[..., str]) -> None:
     bomb = [f"+study.a{n}=${{study.a{n + 1}}}${{study.a{n + 1}}}" for n in range(40)]
     assert "larger than" in refused(*S, *bomb, "+study.a40=x")

@@ -66,6 +66,7 @@ def test_ranges_of_winners_are_of_the_rows_that_have_their_keys_whatever_these_a
         assert row["range_low"] == pytest.approx(expected, nan_ok=True)
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(st.lists(st.floats(0.1, 10.0), min_size=4, max_size=4))
 def test_a_dot_that_is_drawn_in_a_row_of_another_name_is_counted(values: list[float]) -> None:

@@ -290,6 +290,7 @@ def test_a_study_whose_clock_jumps_goes_on_after_a_kill_and_ends_alike(
 # Reports
 
 
+@pytest.mark.slow
 def test_a_report_on_a_full_disk_leaves_the_older_one_whole(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

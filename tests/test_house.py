@@ -111,6 +111,7 @@ def test_classes_are_short_and_of_one_meaning() -> None:
     assert {name: places for name, places in counts.items() if places} == {}
 
 
+@pytest.mark.slow
 def test_text_is_read_as_a_whole_number_by_one_door() -> None:
     methods = {
         "isdigit",

@@ -119,6 +119,7 @@ def test_a_way_out_is_one(words: list[str], hint: str) -> None:
     assert "study.uncertainty" not in str(problem)
 
 
+@pytest.mark.slow
 def test_a_number_without_which_a_study_is_refused_is_taken() -> None:
     words = ["study=plan", "model=llama3_8b", "system=h100_8", "parallel.tp=8", "parallel.dp=8"]
     notes = check_typed(plan(request([*words, "system.node.library.network_bytes_per_s='50 GB/s'"])))

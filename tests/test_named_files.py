@@ -57,6 +57,7 @@ def test_what_is_no_file_is_refused(name: str, elsewhere: Path) -> None:
         Named.model_validate({"trace": name})
 
 
+@pytest.mark.slow
 def test_no_design_holds_a_bare_path() -> None:
     bare = {
         f"{node.name}.{ast.unparse(field.target)}"

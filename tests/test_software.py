@@ -39,6 +39,7 @@ def test_software_has_kernels_and_a_tool_that_are_known(name: str) -> None:
     assert stack["fitted_on"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "name"),
     [
@@ -59,6 +60,7 @@ def test_a_plan_takes_the_software_of_its_mode_and_machines(words: list[str], na
     assert software_line({**tree, "kernels": {"name": "mine"}}) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list_options("model"))
 def test_a_chosen_model_is_the_one_that_is_planned(name: str) -> None:
     composed = request(["study=plan", f"model={name}"])
@@ -79,6 +81,7 @@ def test_a_published_measurement_stands_beside_a_step_of_the_same_configuration(
         assert measured_line({**design, "parallel": {"dp": 7}}) == ""
 
 
+@pytest.mark.slow
 @given(rank=st.integers(1, 256), more=st.integers(1, 256))
 def test_adapters_cost_more_the_wider_and_less_than_training_all(rank: int, more: int) -> None:
     full, narrow, wide = (of_llama({"run.adapters": width}) for width in (None, rank, rank + more))
@@ -95,6 +98,7 @@ def test_frozen_weights_have_no_gradients() -> None:
     assert "qkv adapter up dB" in names
 
 
+@pytest.mark.slow
 @given(layers=st.integers(0, 40))
 def test_layers_that_are_computed_again_lie_between_none_and_all(layers: int) -> None:
     again = of_llama({"run.recompute": "all", "run.recompute_layers": layers})

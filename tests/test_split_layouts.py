@@ -29,6 +29,7 @@ def broken(values: dict[str, Any], model: Any = LLAMA) -> set[str]:
 # Ends of a pipeline
 
 
+@pytest.mark.slow
 @given(pp=st.sampled_from([2, 3, 4, 8]), layers=st.integers(8, 40))
 def test_ends_that_count_as_layers_leave_no_stage_with_more(pp: int, layers: int) -> None:
     """The busiest stage has ceil((layers + 2) / pp) layers and ends; of one stage it is all the same."""

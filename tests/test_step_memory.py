@@ -34,6 +34,7 @@ def test_software_that_casts_by_tiles_keeps_what_it_cast(products: str) -> None:
     assert torch[0] == torch[1]
 
 
+@pytest.mark.slow
 @given(layers=st.integers(1, 40), more=st.integers(1, 8))
 def test_layers_at_the_host_take_less_memory_and_never_less_time(layers: int, more: int) -> None:
     none = of_llama({})

@@ -326,6 +326,7 @@ def test_a_damaged_file_is_put_aside_and_what_can_be_read_of_it_is_kept(tmp_path
     assert rows(mended.find(keys_of(xs), context).results) == rows(made(xs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0x00, 0xA5])
 def test_a_store_whose_page_with_its_version_is_damaged_is_not_taken_for_a_former_one(
     tmp_path: Path, noise: int

@@ -103,6 +103,7 @@ def test_a_damaged_folder_is_told_and_the_others_are_shown(
     assert count(here / "mlflow.db", POINTS) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["study=none"], ["points=some"], ["uri=nonsense"], ["urri=x"]], ids=str)
 def test_sync_refuses_what_it_does_not_understand(
     here: Path, words: list[str], capsys: pytest.CaptureFixture[str]

@@ -164,6 +164,7 @@ def test_a_folder_without_profiles_has_no_replays(tmp_path: Path, capsys: pytest
     assert "the folder has no profile" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_knob_of_software_that_nobody_saw_is_that_of_other_software() -> None:
     rows = [cells for _, cells in read_csv(conf_dir() / "data" / "overlap" / "gemm_collective.csv", needed=NEEDED).rows]
     software = implementation("torch_async_tp")

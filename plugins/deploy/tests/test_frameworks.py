@@ -336,6 +336,7 @@ def test_what_is_written_is_never_slower_than_what_the_tool_does_by_itself(plan:
     assert all(entry.without_s < entry.with_s for entry in left_out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["transformer_engine", "nccl", "rccl"])
 def test_a_library_leaves_what_was_typed_to_the_framework(name: str) -> None:
     typed = {"parallel.sequence_parallel": True, "parallel.reductions": "after", "optimizer.in_backward": True}
@@ -513,6 +514,7 @@ def test_what_is_written_fits_the_memory_or_is_refused_and_is_told_where_it_is_s
     assert line in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_plan_elsewhere_is_of_the_step_that_it_names(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = {"sites": {"ffn_out": "transformer_engine"}, "parallel": {"sequence_parallel": True}}
     words = ["model=llama3_8b", "system=h100_8", "run.mode=training", "parallel.tp=8", "stack=megatron_2024"]
@@ -1061,6 +1063,7 @@ def test_a_published_layout_is_read() -> None:
     assert stage_sizes("Et*4|(t*4|)*14tmL") == [*[4] * 15, 1]  # DeepSeek-V3 of Megatron-Bridge, 61 layers on 16 stages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["megatron", "vllm", "sglang", "tensorrt_llm", "torch"])
 def test_what_a_plan_rests_on_is_written_or_told(
     name: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]

@@ -64,6 +64,7 @@ def test_the_checks_of_megatron_refuse_what_it_refuses(changes: dict[str, object
     assert any(part in text for text in CHECKS["megatron"](Launch(**{**fine, **changes})))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "path"),
     [
@@ -78,6 +79,7 @@ def test_a_plan_that_megatron_asserts_against_is_refused_with_its_rule(words: li
     assert problems and "megatron asserts it" in problems[0].rule
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("zero", "is_refused"), [(0, True), (1, True), (2, False), (3, False)])
 def test_primus_refuses_overlapped_reductions_of_zero_bubbles_where_they_count(zero: int, is_refused: bool) -> None:
     words = ["parallel.dp=8", "parallel.pp=2", "parallel.pipeline=zb_h1", "parallel.reductions=beside"]

@@ -115,6 +115,7 @@ def test_emitted_files_are_short_and_import_nothing_of_ours(pattern: str, tmp_pa
     assert subprocess.run(ruff, capture_output=True, text=True, check=False).stdout == ""
 
 
+@pytest.mark.slow
 @drawn(100)
 @given(title=st.text(max_size=60), origin=st.text(max_size=60))
 def test_texts_in_emitted_files_are_comments_of_one_line(title: str, origin: str) -> None:

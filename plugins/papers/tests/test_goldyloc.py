@@ -33,6 +33,7 @@ def test_what_cannot_share_is_told(words: list[str], message: str, tmp_path: Pat
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_predictor_learns_what_can_be_learned() -> None:
     """The best degree is the feature itself, or half of it."""
     random = np.random.default_rng(0)

@@ -243,6 +243,7 @@ def test_speeds_of_products_and_graphs_change_steps_as_they_say() -> None:
 MOE = ("model=deepseek_v3_671b", "system=h200_8", "run.products=fp8", "run.weights=fp8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "overlaps"),
     [
@@ -284,6 +285,7 @@ def _of_both_kinds(times: StepTimes) -> tuple[Any, Any]:
     return times.linear[0], times.linear[1, 1:129, None] + times.decode[1, 1:]
 
 
+@pytest.mark.slow
 def test_stages_of_a_pipeline_share_layers_and_latency() -> None:
     words = ["model=llama3_70b", "traffic.concurrency=1", "traffic.requests=8", "traffic.input.kind=fixed"]
     small = ["model=llama3_8b", "engines.overlap=waited"]
@@ -296,6 +298,7 @@ def test_stages_of_a_pipeline_share_layers_and_latency() -> None:
     assert np.mean(ServingBackend().serve(staged).tpot_s) > 3 * np.mean(ServingBackend().serve(single).tpot_s)
 
 
+@pytest.mark.slow
 def test_experts_on_gpus_of_their_own_leave_room_and_keep_no_resource_too_busy() -> None:
     traffic = ("traffic.concurrency=256", "traffic.requests=400")
     words = (*MOE, "parallel.dp=4", "engines.gpus=12", "server.scheduler.sequences=512", *traffic)
@@ -343,6 +346,7 @@ def test_values_that_engines_choose_are_refused() -> None:
         ServingBackend().sections({**{name: tree[name] for name in SECTIONS}, "run": {"batch": 3}})
 
 
+@pytest.mark.slow
 def test_moving_keys_and_values_takes_as_long_as_their_bytes() -> None:
     words = ["engines.apart=true", "traffic.concurrency=1", "traffic.input.kind=fixed", "engines.latency_s=0 s"]
     slow, fast = (
@@ -489,6 +493,7 @@ def test_engines_of_disaggregated_rows_are_those_of_the_lists() -> None:
     assert all(not run.generating.shared for run in runs_of(sglang, 64))  # those alike in both degrees alone
 
 
+@pytest.mark.slow
 def test_limits_that_no_deployment_is_within_are_drawn_empty() -> None:
     times, rates = [0.0112, 0.02, 0.04], [100.0, 200.0, 300.0]  # 0.0112 x 1.02 is rounded to 0.011
     points = pd.DataFrame({"tpot_s": times, "tokens_per_s_per_gpu": rates, "split": ["a", "b", "b"]})

@@ -192,6 +192,7 @@ def test_gains_are_intervals_around_what_is_expected(advice: Advice) -> None:
         assert 0 <= group.exposed_s <= group.seconds * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_no_what_if_in_software_is_below_the_bound(advice: Advice) -> None:
     software = np.array([setting.in_software for setting in advice.tried.settings])
     assert advice.tried.seconds[software, EXPECTED].min() >= advice.bound_s * (1 - 1e-9)

@@ -42,6 +42,7 @@ def partners(ranks: Ranks) -> set[tuple[int, ...]]:
     return {tuple(part["rank"]) for _, part in ranks.shared.groupby("collective")}
 
 
+@pytest.mark.slow
 @drawn(60)
 @given(st.permutations([SUM, GATHER, "cross_device_reduce_1stage"]), st.integers(1, 9), st.sampled_from(["", "run"]))
 def test_streams_of_any_numbers_are_matched_by_what_they_carry(names: list[str], step: int, clock: str) -> None:
@@ -132,6 +133,7 @@ def messages(later: Sequence[float], clock: str = "") -> list[Profile]:
     return [replace(first, rank=0), replace(second, rank=1)]
 
 
+@pytest.mark.slow
 @drawn(40)
 @given(st.lists(st.integers(0, 90), min_size=1, max_size=7))
 def test_a_receive_that_comes_late_shifts_no_clock(later: list[int]) -> None:

@@ -202,6 +202,7 @@ def test_iterations_of_different_lengths_are_told(tmp_path: Path) -> None:
     assert "2 iterations of 60.00 µs in the median (50.00 µs to 70.00 µs)" in first
 
 
+@pytest.mark.slow
 def test_a_gzip_of_one_long_word_is_no_profile(tmp_path: Path) -> None:
     path = tmp_path / "run.csv.gz"
     path.write_bytes(gzip.compress(b"a" * (packed.FREELY_UNPACKED + (8 << 20)), 1))

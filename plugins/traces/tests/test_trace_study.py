@@ -300,6 +300,7 @@ def test_the_recorded_and_shown_paths_of_the_study_are_paths_of_its_designs() ->
     assert {*study["summary"], *study["objectives"]} <= paths_there
 
 
+@pytest.mark.slow
 def test_gemms_of_a_profile_give_its_machine_intervals_of_its_own(tmp_path: Path) -> None:
     """Every GEMM takes 1.3 times as long as predicted; those beside a collective, ten times, do not count."""
     sizes = [(256 * i, 4096 + 512 * (i % 5), 4096) for i in range(1, 31)]
