@@ -23,7 +23,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dse.config.options import list_options, load_yaml, option_file
+from dse.config.options import list_options, option_file
+from dse.config.variants import load_option
 from dse.space.blocks import Rule
 from search_spaces.comm_knobs import memory_rules
 from search_spaces.fused_knobs import FusedKnobs, issue_order, partners, remote_chunks
@@ -81,7 +82,7 @@ class FusedSchedule(FusedKnobs):
 def _with_persistent_kernels() -> tuple[str, ...]:
     """Names that systems with such constants begin with, for a message: `mi210_*`."""
     files = ((name, option_file("gpu", name)) for name in list_options("gpu"))
-    return tuple(f"{name}_*" for name, path in files if path is not None and "persistent" in load_yaml(path))
+    return tuple(f"{name}_*" for name, path in files if path is not None and "persistent" in load_option(path))
 
 
 def _system_rules(system: System) -> Iterator[Rule]:

@@ -24,7 +24,6 @@ from typing import IO, Any
 import hydra
 import numpy as np
 import pytest
-import yaml
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture import providers
@@ -34,6 +33,7 @@ from omegaconf import OmegaConf
 from pydantic import BaseModel
 
 from dse.backend import Backend, Batch, Result
+from dse.config.variants import load_option
 from dse.plugins import PACKAGES, available, configurations
 from dse.space import get_path, set_path
 from dse.tracking.database import open_store
@@ -184,10 +184,7 @@ def _trees(group: str) -> dict[str, Any]:
     # plug-ins' schedules conform as ours do, and some groups are all theirs
     folders = [CONF, *(configurations() if group == "schedule" or not (CONF / group).is_dir() else ())]
     files = [file for folder in folders for file in sorted((folder / group).glob("*.yaml"))]
-    return {
-        file.stem: tree_of(file.stem) if group == "system" else yaml.load(file.read_bytes(), Loader=yaml.CSafeLoader)
-        for file in files
-    }
+    return {file.stem: tree_of(file.stem) if group == "system" else load_option(file) for file in files}
 
 
 @functools.cache

@@ -15,7 +15,8 @@ from typing import Any
 import yaml
 
 from dse import plugins
-from dse.config.options import conf_dir, load_yaml
+from dse.config.options import conf_dir
+from dse.config.variants import load_option
 from dse.values import CalibrationSource, Source
 from dse.values.units import amount
 
@@ -86,7 +87,7 @@ def value_of(option: str, path: str) -> float | None:
 
 
 def read_option(option: str) -> dict[str, Any]:
-    """The tree of an option as its file has it."""
+    """The tree of an option, with what it inherits as a variant."""
     file = file_of(option)
     tree: dict[str, Any] = _read(file, file.stat().st_mtime_ns)
     return tree
@@ -94,8 +95,8 @@ def read_option(option: str) -> dict[str, Any]:
 
 @functools.cache
 def _read(file: Path, changed_ns: int) -> Any:
-    """The tree of a file as it was when it was changed last."""
-    return load_yaml(file)
+    """The tree of an option as its file was when it was changed last."""
+    return load_option(file)
 
 
 def _entries() -> Iterator[tuple[str, str, Source]]:

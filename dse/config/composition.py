@@ -22,6 +22,7 @@ from omegaconf import OmegaConf
 from omegaconf._utils import get_yaml_loader
 
 from dse.config.expansion import interpolates
+from dse.config.variants import compose_variant
 from dse.errors import ConfigError, Problem
 from dse.errors.parsing import LOADER, load
 from dse.files import read_text
@@ -47,9 +48,8 @@ class Files(ConfigRepository):
         return self._results[config_path]
 
     def _load(self, config_path: str, source: ConfigSource) -> ConfigResult:
-        file = Path(source.path, f"{config_path}.yaml")
-        text = read_text(file, str(file))
-        tree = dict(_parse_file(text, str(file)))
+        text, parsed = _read_file(source, config_path)
+        tree = compose_variant(config_path, parsed, self._raw_tree)
         # those choose how Hydra itself runs
         chosen = [entry for entry in tree.pop("defaults", []) if not _is_of_hydra(entry)]
         self._trees[config_path] = tree
@@ -57,6 +57,11 @@ class Files(ConfigRepository):
         defaults = self._create_defaults_list(config_path, self._extract_defaults_list(config_path, outline))
         header = ConfigSource._get_header_dict(text[:512])  # as much as Hydra reads of it
         return ConfigResult("main", source.path, outline, header, defaults)
+
+    def _raw_tree(self, config_path: str) -> Mapping[str, Any] | None:
+        """The tree of a file without what it inherits; None where there is none."""
+        source = self._find_object_source(config_path, ObjectType.CONFIG)
+        return None if source is None else _read_file(source, config_path)[1]
 
     def compose(self, picks: Sequence[str]) -> dict[str, Any]:
         """The tree of `config.yaml` with other options picked, as `group=option`; interpolations stay as they are."""
@@ -97,6 +102,13 @@ class Files(ConfigRepository):
             _merge(tree, inner)
         tree.pop("hydra", None)  # settings of Hydra are no part of a study
         return tree
+
+
+def _read_file(source: ConfigSource, config_path: str) -> tuple[str, Mapping[str, Any]]:
+    """Text and tree of a file. Raises ConfigError."""
+    file = Path(source.path, f"{config_path}.yaml")
+    text = read_text(file, str(file))
+    return text, _parse_file(text, str(file))
 
 
 def _is_of_hydra(entry: Any) -> bool:

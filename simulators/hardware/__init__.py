@@ -24,3 +24,4 @@ GROUPS = {
     "instructions": "Instruction sets of units in memory",
     "format": "Formats of copies",
 }
+VARIANTS = {"gpu": ("name", "description", "note", "fitted_on", "measured_as")}

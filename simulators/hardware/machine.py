@@ -16,7 +16,8 @@ import numpy as np
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import InitErrorDetails
 
-from dse.config.options import conf_dir, is_shipped, list_options, load_yaml, option_file, unreadable
+from dse.config.options import conf_dir, list_options, option_file
+from dse.config.variants import load_option
 from dse.errors import MISSING, ConfigError, Problem, did_you_mean, validate_as
 from dse.files import read_text
 from dse.space import get_path
@@ -486,9 +487,7 @@ def _with_option(composed: dict[str, Any], section: str, option: object, path: P
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not is_shipped(path) and (problems := unreadable(path)):
-        raise ConfigError(problems)
-    tree = load_yaml(path)
+    tree = load_option(path)
     if not isinstance(tree, dict):
         raise ConfigError([Problem("system", "holds no keys", str(path))])
     return tree

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dse import plugins
-from dse.config.options import list_options, load_yaml, option_file, unreadable
+from dse.config.options import list_options, option_file
+from dse.config.variants import load_option
 from dse.errors import ConfigError, Problem, did_you_mean
 from simulators.hardware.machine import tree_of
 from simulators.workloads.experts import MixtureOfExperts
@@ -66,10 +67,7 @@ def _path(group: str, name: str) -> Path | None:
 
 
 def _read(path: Path, group: str) -> dict[str, Any]:
-    problems = unreadable(path)
-    if problems:
-        raise ConfigError(problems)
-    tree = load_yaml(path)
+    tree = load_option(path)
     if not isinstance(tree, dict):
         raise ConfigError([Problem(group, "is a file that holds no keys", str(path))])
     return tree
