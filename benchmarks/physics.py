@@ -7,13 +7,18 @@
     monotone_breaks   draws in which 10 % more CUs, clock, HBM bandwidth or link rate make a GEMM, a collective or a
                       step of both slower by more than 2 %, or in which more GPUs speed an all-reduce
 
-and for all of them together `sharing_disagree`: questions to which two doors of a quantity answer differently
-(`benchmarks.doors`), a GEMM beside moved data among them.
+and for all of them together
+
+    sibling_breaks    draws in which a machine is over 2 % slower than its sibling, though nothing of its data sheet is
+                      worse: of GPUs of which one is written as a variant of the other (`variant_of`)
+    sharing_disagree  questions to which two doors of a quantity answer differently (`benchmarks.doors`), a GEMM beside
+                      moved data among them
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from collections import Counter
@@ -24,7 +29,8 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.config.options import list_options
+from dse.config.options import list_options, load_yaml, option_file
+from dse.config.variants import VARIANT_OF
 from dse.errors import ConfigError
 from dse.values import put
 from search_spaces.chunk_costs import ChunkCosts
@@ -239,6 +245,62 @@ def breaks(machine: Machine, draws: Draws) -> Counter[str]:
     return Counter({name: count for name, count in counts.items() if count})
 
 
+def _sheet(machine: Machine) -> dict[str, float] | None:
+    """Numbers of the data sheet, of which more is better; None for a machine that is no node."""
+    view = machine.iterations
+    if view is None or view.node is None:
+        return None
+    gpu, node = view.gpu, view.node
+    numbers = {f"peak {name}": float(rate) for name, rate in (gpu.peak_flop_per_s or {}).items()}
+    return {**numbers, "HBM": float(gpu.peak_hbm_bytes_per_s), "links": float(node.link_bytes_per_s or 0)}
+
+
+def siblings(names: Sequence[str]) -> Iterator[tuple[Machine, Machine]]:
+    """Yield (better, other) of machines with equal nodes, GPUs of one family, and no number of a data sheet worse."""
+    families = {name: _family(name) for name in names}
+    machines = {name: Machine.named(name) for name in names}
+    for better, other in itertools.permutations(names, 2):
+        if families[better] != families[other]:
+            continue
+        here, there = (_sheet(machines[name]) for name in (better, other))
+        if here is None or there is None or not _alike(machines[better], machines[other]):
+            continue
+        if here != there and all(here.get(name, 0.0) >= value for name, value in there.items()):
+            yield machines[better], machines[other]
+
+
+def _alike(machine: Machine, other: Machine) -> bool:
+    """Tell whether nodes have as many GPUs in the same topology."""
+    here, there = machine.iterations.node, other.iterations.node
+    return bool(here.num_gpus == there.num_gpus and here.topology == there.topology)
+
+
+def _family(name: str) -> str:
+    """The GPU that a machine's GPU is a variant of, through all variants between."""
+    gpu = str(tree_of(name)["gpu"]["name"])
+    while (file := option_file("gpu", gpu)) is not None and VARIANT_OF in (tree := load_yaml(file)):
+        gpu = str(tree[VARIANT_OF])
+    return gpu
+
+
+def _is_fitted(gpu: Any, precision: str) -> bool:
+    """Tell whether constants of a precision were fitted to measurements of this very GPU."""
+    source = gpu.source(f"efficiency.{precision}")
+    return source is not None and source.provenance in ("calibrated", "measured")
+
+
+def sibling_breaks(better: Machine, other: Machine, draws: Draws) -> Counter[str]:
+    """Number of draws in which the better machine is slower, by kind; what was measured on either of them counts."""
+    here, there = times(better, draws), times(other, draws)
+    gpus = [machine.iterations.gpu for machine in (better, other)]
+    measured = {f"GEMM {precision}" for gpu in gpus for precision in gpu.efficiency if _is_fitted(gpu, precision)}
+    kinds_of_both = (here.keys() & there.keys()) - measured
+    if any(machine.iterations.node.library.fitted_on for machine in (better, other)):
+        kinds_of_both = {kind for kind in kinds_of_both if kind.startswith("GEMM")}
+    counts = {kind: int((here[kind] > _SLOWER * there[kind]).sum()) for kind in kinds_of_both}
+    return Counter({f"{better.name} over {other.name}: {kind}": count for kind, count in counts.items() if count})
+
+
 def examine(names: Sequence[str], *, operators: int, draws: int) -> list[dict[str, Any]]:
     """Figures of machines: numbers of unequal costs and of breaks by kind, and the models of its GEMMs."""
     rows = []
@@ -282,11 +344,16 @@ def main(words: Sequence[str] | None = None) -> int:
     sums = {name: sum(row[name] for row in rows) for name in ("compared", "unequal_costs", "monotone_breaks")}
     from benchmarks.doors import disagreements  # which imports this module
 
+    slower = sum(
+        (sibling_breaks(*pair, Draws.of(asked.draws, seed=2)) for pair in siblings(asked.systems)), Counter[str]()
+    )
+    sums["sibling_breaks"] = slower.total()
     sums["sharing_disagree"] = sum(map(len, disagreements(asked.systems).values()))
     if asked.json:
         print(json.dumps({**sums, "systems": rows}, indent=2))
     else:
-        print(*_text(rows), *(f"{name} {value}" for name, value in sums.items()), sep="\n")
+        print(*_text(rows), *(f"    {kind:<60}{count:>7}" for kind, count in sorted(slower.items())), sep="\n")
+        print(*(f"{name} {value}" for name, value in sums.items()), sep="\n")
     return 0
 
 
