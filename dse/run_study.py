@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dse.evaluation.evaluators import evaluator_kind
+from dse.evaluation.evaluators import Services, evaluator_kind
 from dse.evaluation.workers import SignalInterrupt, Stop, stoppable
 from dse.results import provenance, report
 from dse.results.answer import answer, claims_line, table_of_runs, write_answer
@@ -24,7 +24,7 @@ from dse.store.contract import StorelessSession
 from dse.study.influence import check_typed
 from dse.study.plan import Plan
 from dse.study.record import FigureWorkers, evaluate_probes, write_files, write_provenance
-from dse.study.run import FAILED, Findings, Support
+from dse.study.run import FAILED, Findings
 from dse.study.run import run as search
 
 if TYPE_CHECKING:
@@ -162,9 +162,9 @@ def _evaluate(planned: Plan, drawing: FigureWorkers) -> tuple[Outputs, Findings]
         try:
             with stoppable() as stop:
                 session = StorelessSession() if stored is None else stored.session
-                support = Support(session, stop, evaluator)
-                findings = search(planned, outputs.results, support)
-                evaluate_probes(planned, outputs, support)
+                services = Services(session, stop, evaluator)
+                findings = search(planned, outputs.results, services)
+                evaluate_probes(planned, outputs, services)
                 write_files(planned, findings, outputs=outputs)
                 # before anything that takes longer: the answer is what the user waits for
                 table = _print_answer(planned, findings, outputs)

@@ -12,13 +12,13 @@ import pytest
 from dse import plugins
 from dse.backend import Batch
 from dse.errors import ConfigError
+from dse.evaluation.evaluators import Services
 from dse.results.run_folder import FinishedRun, Outputs
 from dse.space import Case, Knob
 from dse.store.result_store import Store
 from dse.study.plan import Plan
 from dse.study.record import evaluate_probes
 from dse.study.resume import begin
-from dse.study.run import Support
 from dse.study.run import run as search
 from studies.plain import Plain
 from tests import toy
@@ -43,12 +43,12 @@ def run(plan: Plan, folder: Path, store: Store | None = None) -> Outputs:
     outputs = Outputs(folder)
     if store is None:
         search(plan, outputs.results)
-        evaluate_probes(plan, outputs, Support())
+        evaluate_probes(plan, outputs, Services())
         return outputs
     begun = begin(store, plan, {})
     try:
-        search(plan, outputs.results, Support(begun.session))
-        evaluate_probes(plan, outputs, Support(begun.session))
+        search(plan, outputs.results, Services(begun.session))
+        evaluate_probes(plan, outputs, Services(begun.session))
     finally:
         begun.session.leave()
     begun.finish()

@@ -21,12 +21,13 @@ from sqlalchemy import select
 from dse import plugins
 from dse.cli import main
 from dse.errors import Broken
+from dse.evaluation.evaluators import Services
 from dse.evaluation.workers import SignalInterrupt
 from dse.space import Knob
 from dse.store.result_store import Store, leases, owners, studies
 from dse.study.plan import Plan
 from dse.study.resume import Begun, begin, question
-from dse.study.run import Support, run
+from dse.study.run import run
 from tests import toy
 from tests.support import SERIAL
 
@@ -59,7 +60,7 @@ def study(plan: Plan, store: Store, folder: Path, stopping: Callable[[], bool] =
     folder.mkdir(exist_ok=True)
     begun = begin(store, plan, {"command": list(plan.request.overrides)})
     try:
-        run(plan, folder / "results.parquet", Support(begun.session, stopping))
+        run(plan, folder / "results.parquet", Services(begun.session, stopping))
     finally:
         begun.session.leave()
     begun.finish()

@@ -21,13 +21,13 @@ from dse.backend import Batch, Result
 from dse.errors import ConfigError
 from dse.evaluation import evaluators
 from dse.evaluation.calls import call
+from dse.evaluation.evaluators import Services
 from dse.evaluation.workers import SignalInterrupt
 from dse.results.pareto import Answer, Contest, SeenHashes
 from dse.results.selection import select
 from dse.space import Assignment, Knob, Space
 from dse.study import run
 from dse.study.plan import Plan
-from dse.study.run import Support
 from dse.study.run import run as run_study
 from dse.values import Memo, content_key
 from tests import toy
@@ -189,7 +189,7 @@ def test_a_design_that_fails_inside_a_large_batch_is_one_failed_row_for_each_sce
 def test_no_half_table_is_left_of_a_study_that_is_interrupted(tmp_path: Path) -> None:
     looks = itertools.count()
     with pytest.raises(SignalInterrupt):
-        run_study(planned(), tmp_path / "results.parquet", Support(stopping=lambda: next(looks) >= 2))
+        run_study(planned(), tmp_path / "results.parquet", Services(stopping=lambda: next(looks) >= 2))
     assert next(looks) >= 3
     assert not list(tmp_path.iterdir())
 

@@ -17,13 +17,13 @@ from typing import Any
 from dse.backend import Tree
 from dse.errors import ConfigError, Problem
 from dse.errors.terminal import bar, quiet
+from dse.evaluation.evaluators import Services
 from dse.results import provenance, report
 from dse.results.run_folder import CommandAnswer, FinishedRun, Outputs
 from dse.space import Space, get_path, set_path
 from dse.study.plan import Plan
 from dse.study.plan_again import Present, plan_again
 from dse.study.record import evaluate_probes, write_files, write_provenance
-from dse.study.run import Support
 from dse.study.run import run as search
 from dse.values import LABELS, Memo
 from dse.values.units import amount
@@ -175,7 +175,7 @@ def judge_again(planned: Plan) -> Rows:
     with tempfile.TemporaryDirectory() as folder:
         outputs = Outputs.create(Path(folder), settings.study.name)
         findings = search(planned, outputs.results)
-        evaluate_probes(planned, outputs, Support())
+        evaluate_probes(planned, outputs, Services())
         record = provenance.record(planned.request.overrides, planned.request.folder, backend="", seed=settings.seed)
         write_files(planned, findings, outputs=outputs)
         write_provenance(planned, outputs, record)

@@ -420,11 +420,18 @@ class _Calls:
 
 @dataclass(frozen=True)
 class Services:
-    """Services of a study to its evaluation; see `Evaluator`."""
+    """Services of a running study to its evaluation. session: the store. stopping: whether to end once calls in flight
+    are recorded. evaluator: makes what evaluates its points; None: `evaluate_here`. advance: as in `Evaluator`.
+    """
 
-    session: Session
-    advance: Callable[[int], None] = lambda count: None
+    session: Session = field(default_factory=StorelessSession)
     stopping: Callable[[], bool] = lambda: False
+    evaluator: MakeEvaluator | None = None
+    advance: Callable[[int], None] = lambda count: None
+
+    def evaluator_of(self, spec: BackendSpec, executor: ExecutorSettings) -> AnyEvaluator:
+        """What evaluates the points of a backend."""
+        return (self.evaluator or evaluate_here)(spec, executor, self)
 
 
 class AnyEvaluator(Protocol):

@@ -64,9 +64,9 @@ class _TooManyTasksError(Exception):
     """A level would take more tasks than it may."""
 
 
-def write_levels(plan: Plan, outputs: Outputs, support: Climb) -> None:
+def write_levels(plan: Plan, outputs: Outputs, climbing: Climb) -> None:
     """Climb the ladder of a finished search, and write `fidelity.parquet` and `fidelity.json`."""
-    rows, absent = climb(plan, select(outputs.results, plan.goals, MOST_ROWS, selected=SELECTED).table, support)
+    rows, absent = climb(plan, select(outputs.results, plan.goals, MOST_ROWS, selected=SELECTED).table, climbing)
     outputs.write_table("fidelity", rows)
     names = [level.name for level in plan.levels]
     own_level = next(level.name for level in plan.levels if level.own)
@@ -75,7 +75,7 @@ def write_levels(plan: Plan, outputs: Outputs, support: Climb) -> None:
     outputs.write_json("fidelity", {**summary, "settings": plan.settings.fidelity.model_dump(mode="json")})
 
 
-def climb(plan: Plan, table: pd.DataFrame, support: Climb) -> tuple[pd.DataFrame, Absent]:
+def climb(plan: Plan, table: pd.DataFrame, climbing: Climb) -> tuple[pd.DataFrame, Absent]:
     """Promote points of the study's table up the ladder; return (a row for every point and level, levels without any).
 
     The table, in the order of the study, needs the searched paths, objectives, `scenario`, `key` and `status`.
@@ -85,8 +85,8 @@ def climb(plan: Plan, table: pd.DataFrame, support: Climb) -> tuple[pd.DataFrame
     own_place = next(place for place, level in enumerate(plan.levels) if level.own)
     absent = Absent()
     for below, level in pairwise(plan.levels[own_place:]):  # each level starts from the points that the one below has
-        with support.opened(level.spec.context) as session:
-            evaluate = _row_evaluator(plan, level, session, support)
+        with climbing.opened(level.spec.context) as session:
+            evaluate = _row_evaluator(plan, level, session, climbing)
             # round 0 promotes by rank, later ones where levels may disagree
             for number in range(1 + plan.settings.fidelity.rounds):
                 chosen = ladder.chosen(below, level, number)
@@ -95,15 +95,15 @@ def climb(plan: Plan, table: pd.DataFrame, support: Climb) -> tuple[pd.DataFrame
     if len(plan.levels) == own_place + 1:
         ladder.choose_only(plan.levels[own_place])
     for level in plan.levels[:own_place]:  # coarser levels last, when all promoted points are known
-        with support.opened(level.spec.context) as session:
-            ladder.take(level, ladder.promoted_points, _row_evaluator(plan, level, session, support), absent)
+        with climbing.opened(level.spec.context) as session:
+            ladder.take(level, ladder.promoted_points, _row_evaluator(plan, level, session, climbing), absent)
     return ladder.rows(), absent
 
 
 _Evaluate = Callable[["pd.DataFrame", NDArray[np.intp]], Results]
 
 
-def _row_evaluator(plan: Plan, level: Level, session: Session, support: Climb) -> _Evaluate:
+def _row_evaluator(plan: Plan, level: Level, session: Session, climbing: Climb) -> _Evaluate:
     """Return the function that evaluates rows of the study's table at a level.
 
     It raises _TooManyTasksError for the first rows of a level that has too many tasks for them.
@@ -118,8 +118,8 @@ def _row_evaluator(plan: Plan, level: Level, session: Session, support: Climb) -
             _check_tasks(level, designs, plan.settings.fidelity.most_tasks)
             checked = True
         with bar(f"{plan.settings.study.name}: {level.name}", len(points)) as advance:
-            services = Services(session, advance, support.stopping)
-            evaluator = support.evaluator(level.spec, plan.settings.executor, services)
+            services = Services(session, climbing.stopping, climbing.evaluator, advance)
+            evaluator = services.evaluator_of(level.spec, plan.settings.executor)
             results = iter(list(evaluator.results(designs)))
         return Results.join([_refusal(point) if point.block.design is None else next(results) for point in points])
 

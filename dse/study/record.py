@@ -17,12 +17,13 @@ from typing import Any
 
 from dse.errors import redact
 from dse.errors.terminal import bar
+from dse.evaluation.evaluators import Services
 from dse.evaluation.workers import Pool, num_cpus
 from dse.plots import Draw, save, warm
 from dse.results.run_folder import Outputs
 from dse.space import get_path
 from dse.study.plan import Plan
-from dse.study.run import Findings, Support, replay_points
+from dse.study.run import Findings, replay_points
 from dse.study.run import run as search
 from dse.study.settings import Figures
 
@@ -31,10 +32,10 @@ _MOST_WORKERS = 4  # a study has a dozen figures, and each worker imports matplo
 _NICENESS = 5  # so that drawing does not slow down the evaluation; above that of tracking
 
 
-def evaluate_probes(planned: Plan, outputs: Outputs, support: Support) -> None:
+def evaluate_probes(planned: Plan, outputs: Outputs, services: Services) -> None:
     """Evaluate the probes of a plan; write a table of each."""
     for name, probe in planned.probes.items():
-        search(probe, outputs.probe(name), support)
+        search(probe, outputs.probe(name), services)
         declared = planned.settings.study.probes.get(name)  # none for cases, which the study's module makes
         if declared is not None and declared.timelines:
             outputs.write_table(f"probe_{name}_timelines", replay_points(probe))

@@ -8,9 +8,9 @@ of arrival, and keeps what concerns all rows.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,11 +20,10 @@ from pydantic import BaseModel
 
 from dse.backend import Canonical, Replay, Result, Results
 from dse.errors.terminal import Advance, bar
-from dse.evaluation.evaluators import AnyEvaluator, MakeEvaluator, Services, evaluate_here
+from dse.evaluation.evaluators import AnyEvaluator, Services
 from dse.results.pareto import SeenHashes, Standings
 from dse.search import Chosen, Outcome, SearchQuestion, explore
 from dse.space import Assignment, Block, KeyedBlock, Space, blocks_together
-from dse.store.contract import Session, StorelessSession
 from dse.study.plan import Plan
 from dse.study.table import ROWS_PER_GROUP, Baselines, ScenarioRows, Sheet, TableLayout
 from dse.values import grid_content_keys, keys_to_hex
@@ -61,29 +60,16 @@ class Findings:
         return sum(self.statuses.values())
 
 
-@dataclass(frozen=True)
-class Support:
-    """Services of a running study. session: the store. stopping: whether to end once calls in flight are recorded.
-
-    evaluator: makes what evaluates its points.
-    """
-
-    session: Session = field(default_factory=StorelessSession)
-    stopping: Callable[[], bool] = lambda: False
-    evaluator: MakeEvaluator = evaluate_here
-
-
-def run(plan: Plan, path: Path, support: Support | None = None) -> Findings:
+def run(plan: Plan, path: Path, services: Services | None = None) -> Findings:
     """Search every scenario of a plan and write the table to `path`. It depends on configuration and seed alone."""
-    support, trials, name = support or Support(), plan.settings.budget.trials, plan.settings.study.name
+    services, trials, name = services or Services(), plan.settings.budget.trials, plan.settings.study.name
     # None: too many to enumerate within the budget
     sizes = {name: space.size(trials) for name, space in plan.spaces.items()}
     chosen: dict[str, Chosen] = {}
     total = sum(trials if size is None else size for size in sizes.values())
     with Ledger(plan, path) as ledger:
         with bar(name, total) as advance:
-            services = Services(support.session, advance, support.stopping)
-            evaluator = support.evaluator(plan.spec, plan.settings.executor, services)
+            evaluator = replace(services, advance=advance).evaluator_of(plan.spec, plan.settings.executor)
             scenarios = [_Scenario(plan, index, evaluator, advance) for index in range(len(sizes))]
             finite = [scenario for scenario in scenarios if sizes[scenario.name] is not None]
             # finite scenarios first, as they share calls

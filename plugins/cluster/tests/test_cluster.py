@@ -22,7 +22,7 @@ from benchmarks import cluster as proof
 from dse.cli import main
 from dse.errors import Broken
 from dse.evaluation.calls import BackendSpec, parts_of
-from dse.evaluation.evaluators import evaluator_kind
+from dse.evaluation.evaluators import Services, evaluator_kind
 from dse.results.provenance import code_version
 from dse.space import Knob
 from dse.store.owner import me
@@ -30,7 +30,7 @@ from dse.store.result_store import Store
 from dse.store.session import Hold, StoreSession
 from dse.study.plan import Plan
 from dse.study.resume import begin
-from dse.study.run import Support, run
+from dse.study.run import run
 from dse_cluster import remote
 from dse_cluster.connection import ClusterError
 from dse_cluster.evaluator import Crew, Pace, take
@@ -98,7 +98,7 @@ def table(plan: Plan, folder: Path) -> bytes:
     begun = begin(store, replace(plan, request=replace(plan.request, overrides=())), {"command": []})
     try:
         with evaluator_kind(plan.settings.executor.evaluator).opened() as evaluator:
-            run(plan, folder / "results.parquet", Support(begun.session, evaluator=evaluator))
+            run(plan, folder / "results.parquet", Services(begun.session, evaluator=evaluator))
     finally:
         begun.session.leave()
     begun.finish()
