@@ -5,6 +5,8 @@ DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 MLFLOWS := 3.10.* 3.17.*
 PACKAGES := dse simulators search_spaces studies
 PYTEST ?= # more words for pytest of `make test` and `make more`, such as --no-skips
+EMPTY :=
+SPACE := $(EMPTY) $(EMPTY)
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 
 CANDIDATES := $(PYTHON) python3.13 python3.12 python3.11 python3
@@ -31,8 +33,8 @@ sweep: setup ## run the overlap study end to end
 check: setup ## check style, types and import rules
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
-	$(BIN)/lint-imports --no-logo
+	MYPYPATH=$(subst $(SPACE),:,$(PLUGINS)) $(BIN)/mypy
+	$(BIN)/python -m benchmarks.import_rules
 
 fast: setup ## run the quick half of the tests (a minute and a half on two cores)
 	$(BIN)/pytest -n auto --dist worksteal --hypothesis-profile ci -m 'not slow and not more and not nightly'
