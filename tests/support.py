@@ -389,6 +389,17 @@ def torch() -> Any:
     return pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
 
+def write_certificates(folder: Path) -> None:
+    """Write certificates that Dask makes, as an authority of a user's would."""
+    from distributed import Security
+
+    security = Security.temporary()
+    texts = (security.tls_ca_file, security.tls_scheduler_cert, security.tls_scheduler_key)
+    folder.mkdir(mode=0o700)
+    for name, text in zip(("ca.pem", "cert.pem", "key.pem"), texts, strict=True):
+        (folder / name).write_text(text)
+
+
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """A file system of 8 MiB."""

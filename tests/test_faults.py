@@ -230,7 +230,7 @@ def test_a_study_whose_server_is_not_there_ends_with_4(
 
 
 def test_leases_and_time_limits_look_at_no_clock_that_can_be_set() -> None:
-    """Of the modules that lease, wait and end; a file put aside may be named by time, and a certificate ends."""
+    """Of the modules that lease, wait and end; a file put aside may be named by time."""
     leasing = [*(REPOSITORY / "dse" / "store").glob("*.py"), *(REPOSITORY / "dse" / "evaluation").glob("*.py")]
     for path in [*leasing, REPOSITORY / "dse" / "study" / "resume.py"]:
         tree = ast.parse(path.read_text("utf-8"))
@@ -240,7 +240,7 @@ def test_leases_and_time_limits_look_at_no_clock_that_can_be_set() -> None:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         ]
         clocks = [call for call in called if call in ("time.time", "time.time_ns", "datetime.now", "datetime.utcnow")]
-        assert clocks == (["datetime.now"] if path.name in ("database.py", "certificates.py") else []), path
+        assert clocks == (["datetime.now"] if path.name == "database.py" else []), path
 
 
 def test_a_clock_that_jumps_by_years_changes_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

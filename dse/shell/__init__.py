@@ -1,15 +1,8 @@
-"""First questions of a person at a terminal: help, completion, and whether the installation works."""
+"""First questions of a person at a terminal: help, and whether the installation works."""
 
 from dse.plugins import Command
 
 COMMANDS = {
-    "completion": Command(
-        "dse.shell.completion:completion",
-        "completion bash|zsh|fish",
-        "a script for the shell's start-up file that completes commands, options, paths and values",
-        {"line <text>": "what may stand at the end of a command line (for the script)"},
-        ('completion bash  # eval "$(python -m dse completion bash)" in ~/.bashrc',),
-    ),
     "doctor": Command(
         "dse.shell.doctor:doctor",
         "doctor [-v]",

@@ -6,13 +6,14 @@ import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dse.errors import ConfigError, Problem
 from dse.evaluation.workers import SIGNALS_OF_A_TERMINAL, signals_for_this_process
 from dse.plugins import SAFE_PATH, safe_imports
-from dse_cluster.certificates import expiry
 from dse_cluster.remote import leave
 from dse_cluster.settings import ClusterExecutor, ClusterKind
 
@@ -127,6 +128,17 @@ def _eagerness(executor: ClusterExecutor) -> Mapping[str, Any]:
     return {} if executor.cluster == "kubernetes" else {"target_duration": f"{executor.chunk_s / 2} s"}
 
 
+def _expiry(cert: Path) -> str:
+    """The day on which a certificate ended, and the hour; "" for one that is valid, or that this cannot tell of."""
+    try:
+        from cryptography import x509
+
+        ended = x509.load_pem_x509_certificate(cert.read_bytes()).not_valid_after_utc
+    except (ImportError, ValueError, OSError):
+        return ""
+    return f"{ended:%Y-%m-%d %H:%M} UTC" if ended < datetime.now(UTC) else ""
+
+
 def _security(executor: ClusterExecutor) -> Security | None:
     """TLS between all of the cluster, where there are certificates. Raises ConfigError."""
     from distributed import Security
@@ -137,11 +149,11 @@ def _security(executor: ClusterExecutor) -> Security | None:
     if files is None:
         return None
     if missing := [path for path in files if not path.is_file()]:
-        way = "make them: python -m dse store certificates out=<folder>"
+        way = "put ca.pem, cert.pem and key.pem of your cluster there"
         raise ConfigError([Problem("executor.tls", f"lacks {missing[0].name}", executor.tls, way)])
-    if ended := expiry(files[1]):
+    if ended := _expiry(files[1]):
         rule = f"holds certificates that were valid until {ended}"
-        way = "make new ones: python -m dse store certificates out=<folder>, and name them: executor.tls=<folder>"
+        way = "make new ones, and name their folder: executor.tls=<folder>"
         raise ConfigError([Problem("executor.tls", rule, executor.tls, way)])
     authority, cert, key = map(str, files)
     roles = {f"tls_{role}_{part}": path for role in ("client", "scheduler", "worker")

@@ -97,7 +97,7 @@ class ClusterExecutor(ExecutorSettings):
     """The `executor` group of `evaluator: dask`. Raises for a cluster that is neither named nor started.
 
     address: of a Dask scheduler whose workers evaluate; or cluster: one that is started, with `settings` for Dask's
-    class of it, and between `jobs` and most_jobs workers. tls: folder of `store certificates`.
+    class of it, and between `jobs` and most_jobs workers. tls: folder of ca.pem, cert.pem and key.pem.
     plain: whether to do without beyond this machine. chunk_s: work that a worker is given at a time.
     """
 
@@ -112,14 +112,12 @@ class ClusterExecutor(ExecutorSettings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.address is not None and self.tls is None and self.address.startswith("tls://"):
-            raise ValueError("needs certificates for tls:// (executor.tls=<folder>; python -m dse store certificates)")
+            raise ValueError("needs certificates for tls:// (executor.tls=<folder of ca.pem, cert.pem and key.pem>)")
         if self.address is not None and self.tls is not None and self.address.startswith("tcp://"):
             raise ValueError("has certificates, and tcp:// does without (write tls://<host>:<port>)")
         if self.leaves_machine and self.tls is None and not self.plain:
             text = "would send work to other machines in the clear, where anybody could send some, too"
-            raise ValueError(
-                f"{text} (executor.tls=<folder> of `python -m dse store certificates`, or executor.plain=true)"
-            )
+            raise ValueError(f"{text} (executor.tls=<folder of your certificates>, or executor.plain=true)")
         return self
 
     @property

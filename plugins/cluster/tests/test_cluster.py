@@ -38,7 +38,7 @@ from dse_cluster.settings import ClusterExecutor
 from tests import toy
 from tests.campaigns.network import usable
 from tests.campaigns.postgres import Server
-from tests.support import REPOSITORY
+from tests.support import REPOSITORY, write_certificates
 from tests.test_faults import fill
 from tests.test_silence import in_time
 from tests.test_store import CONTEXT, keys_of
@@ -222,7 +222,7 @@ def _be_oneself() -> None:
         (["executor.cluster=slurm", "executor.plain=true"], 2, ["store.url", "a file of this machine", "postgresql"]),
         (["store=none"], 2, ["keeps nothing, and a cluster needs a store"]),
         (["executor.settings={no_such_word: 1}"], 4, ["the cluster (local) was not started"]),
-        (["executor.tls=nowhere"], 2, ["executor.tls", "lacks ca.pem", "python -m dse store certificates"]),
+        (["executor.tls=nowhere"], 2, ["executor.tls", "lacks ca.pem", "put ca.pem, cert.pem and key.pem"]),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else str(value),
 )
@@ -246,25 +246,13 @@ def test_certificates_let_a_study_in_and_nobody_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["store", "certificates", "out=mine"]) == 0
-    assert {path.name: path.stat().st_mode & 0o777 for path in Path("mine").iterdir()} == {
-        "ca.pem": 0o600,
-        "cert.pem": 0o600,
-        "key.pem": 0o600,
-    }
-    assert main(["store", "certificates", "out=mine"]) == 2
+    write_certificates(Path("mine"))
     words = [*SMALL, "executor=dask", "executor.jobs=1", "executor.tls=mine"]
     assert main(words) == 0
     assert "Dask: tls://127.0.0.1:" in capsys.readouterr().err
     table_of_tls = next(Path("outputs/ficco_sweep").glob("2*/results.parquet")).read_bytes()
     assert main([*SMALL, "output_dir=here"]) == 0
     assert next(Path("here/ficco_sweep").glob("2*/results.parquet")).read_bytes() == table_of_tls
-
-
-@pytest.mark.parametrize(("word", "part"), [("days=0", "days"), ("days=[", "must be a whole number")])
-def test_a_wrong_number_of_days_is_refused(word: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["store", "certificates", word]) == 2
-    assert part in capsys.readouterr().err
 
 
 # Programs, disks, and workers that come and go

@@ -19,10 +19,10 @@ import pytest
 
 from dse.cli import main
 from dse.config.compose import request
-from dse_cluster import certificates
+from dse_cluster import connection
 from dse_cluster.connection import connected
 from dse_cluster.settings import SETTINGS_OF_FILES, ClusterExecutor
-from tests.support import REPOSITORY
+from tests.support import REPOSITORY, write_certificates
 from tests.test_security_doors import QUIET, SMALL, command, said
 
 DASK = REPOSITORY / "plugins" / "cluster" / "dse_cluster" / "conf" / "executor" / "dask.yaml"
@@ -183,19 +183,17 @@ def test_certificates_that_have_ended_say_so_and_how_to_make_new_ones(
 ) -> None:
     from datetime import datetime as real
 
-    class Earlier(real):
+    class Later(real):
         @classmethod
         def now(cls, tz: Any = None) -> Any:
-            return real.now(tz) - timedelta(days=40)
+            return real.now(tz) + timedelta(days=4000)
 
-    Path("old").mkdir(mode=0o700)
-    monkeypatch.setattr(certificates, "datetime", Earlier)
-    certificates.make(Path("old"), 30)
-    monkeypatch.setattr(certificates, "datetime", real)
+    write_certificates(Path("old"))
+    monkeypatch.setattr(connection, "datetime", Later)
     code, text = said([*SMALL, "executor=dask", "executor.tls=old"])
     assert code == 2
     assert "holds certificates that were valid until" in text
-    assert "python -m dse store certificates out=" in text
+    assert "make new ones, and name their folder: executor.tls=<folder>" in text
 
 
 def _until(stream: Any, sign: bytes) -> Iterator[bytes]:
