@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulators.costs.algorithms import ALGORITHMS, Algorithm
 from simulators.costs.chip import Chip, Cost
 from simulators.costs.collective import Group, collective_cost
 from simulators.costs.convolution import algorithms, convolution
@@ -169,17 +170,29 @@ def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(group: Group, paylo
 def test_no_collective_beats_its_bytes(group: Group, payload: float, pattern: str) -> None:
     n = int(number(group.num_gpus))
     least = (2 if pattern == "all_reduce" else 1) * (n - 1) / n * payload
-    for algorithm in ("ring", "direct", "tree"):
+    for algorithm in ALGORITHMS:
         cost = collective_cost(pattern, algorithm, payload, group)  # type: ignore[arg-type]
         assert float(cost.wire_bytes) >= least * (1 - 1e-12)
         assert float(cost.seconds) >= least / number(group.bytes_per_s) * (1 - 1e-12)
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "direct", "tree"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("pattern", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"])
 def test_a_gpu_alone_has_nobody_to_talk_to(pattern: str, algorithm: str) -> None:
     cost = collective_cost(pattern, algorithm, 1e9, Group(1, 50e9, 5e-6))  # type: ignore[arg-type]
     assert (float(cost.seconds), float(cost.wire_bytes), float(cost.steps)) == (0.0, 0.0, 0.0)
+
+
+def test_a_new_algorithm_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recursive halving and doubling: as many rounds as a tree, and the bytes of a ring."""
+    doubling = Algorithm(lambda pattern, n: (2 * np.log2(n), 2 * (n - 1) / n))
+    monkeypatch.setitem(ALGORITHMS, "doubling", doubling)
+    group = Group(64, 50e9, 5e-6)
+    cost, ring = (collective_cost("all_reduce", name, 1e3, group) for name in ("doubling", "ring"))
+    assert float(cost.steps) == 12 and float(cost.wire_bytes) == pytest.approx(float(ring.wire_bytes))
+    assert float(cost.seconds) < float(ring.seconds)
+    with pytest.raises(ValueError, match="is no algorithm of collectives"):
+        collective_cost("all_reduce", "halving", 1e3, group)
 
 
 def test_trees_win_where_latency_decides_and_lose_nothing_where_bandwidth_does() -> None:

@@ -1,23 +1,14 @@
 """Collectives alone: steps, bytes and time of ring, direct and tree algorithms, by CUs or DMA engines, in a node and
 beyond, and in the switch.
 
-A GPU of a group of n takes part in `steps` dependent steps and sends `traffic` bytes in all (S: payload):
-
-    pattern          payload S                       ring                  direct                tree
-    all_reduce       the tensor every GPU holds      2(n-1), 2(n-1)/n S    2, 2(n-1)/n S         2 lg n, 2(n-1)/n S
-    all_gather       the tensor every GPU ends with  n-1, (n-1)/n S        1, (n-1)/n S          lg n, (n-1)/n S
-    reduce_scatter   the tensor every GPU starts with           as all_gather
-    all_to_all       what a GPU sends to all, itself included   n-1, (n-1)/2 S    1, (n-1)/n S   lg n, lg n / 2 S
-    broadcast        the tensor of the root          n-1, S                2, 2(n-1)/n S         lg n, S
-    send_recv        the message of one of two       1, S                  1, S                  1, S
+A GPU of a group of n takes part in `steps` dependent steps and sends `traffic` bytes in all
+(`simulators.costs.algorithms`):
 
     T = min(steps a + traffic / B,  steps a / 4 + 2 traffic / B)                (alpha-beta, two protocols)
 
-with a the latency of a step, B the rate at which a GPU sends over the links that it uses, lg n = ceil(log2 n).
-Standard; a lower bound for pipelined rings and trees, whose first chunk has to arrive (Thakur, Rabenseifner, Gropp,
-IJHPCA 2005; tree: two complementary pipelined trees, Sanders, Speck, Traeff 2009; all-to-all on a tree: Bruck). The
-second protocol sends a flag with every word, so half of what it sends is payload, and need not wait for a fence: NCCL's
-tuning table (`src/graph/tuning.cc`) gives it 1/4 to 1/6 of the latency; 1/4 is used.
+with a the latency of a step and B the rate at which a GPU sends over the links that it uses. The second protocol sends
+a flag with every word, so half of what it sends is payload, and need not wait for a fence: NCCL's tuning table
+(`src/graph/tuning.cc`) gives it 1/4 to 1/6 of the latency; 1/4 is used.
 
 Where a node's library has constants of a collective that were fitted to measurements, these count instead
 (`simulators.costs.transfer`); where the machine's model of collectives is `links`, what the library's kernels move
@@ -31,12 +22,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dse.values import Memo
+from simulators.costs.algorithms import Pattern, traffic
 from simulators.costs.transfer import (
     TransferMode,
     alone,
@@ -51,8 +42,6 @@ from simulators.hardware.network import Pattern as LinkPattern
 from simulators.hardware.schedule_system import has_links, links_of
 
 Floats = NDArray[np.float64]
-Pattern = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"]
-Algorithm = Literal["ring", "direct", "tree", "in_switch"]
 
 _LOW_LATENCY = (0.25, 2.0)  # of the latency of a step, and of the bytes: the protocol with a flag in every word
 _PARTS = Memo[System](64)  # of a node's GPUs, each with the links between them
@@ -124,7 +113,7 @@ class CollectiveCost:
 
 def collective_cost(
     pattern: Pattern,
-    algorithm: Algorithm,
+    algorithm: str,
     payload_bytes: ArrayLike,
     group: Group,
     *,
@@ -133,15 +122,16 @@ def collective_cost(
     """Cost of one collective among equal GPUs.
 
     HBM traffic: bytes sent are read, bytes received are written, and a reduction reads its local operand, too.
-    `in_switch`: inside a node; a group that leaves it takes a ring. Raises ValueError for a reduction by engines that
-    cannot add, and for a switch that does not compute the collective.
+    algorithm: of `simulators.costs.algorithms`, or `in_switch`: inside a node; a group that leaves it takes a ring.
+    Raises ValueError for a reduction by engines that cannot add, for a switch that does not compute the collective, and
+    for an unknown algorithm.
     """
     if algorithm == "in_switch":
         return _in_switch(pattern, payload_bytes, group, element_bytes=element_bytes)
     if pattern in _REDUCES and not group.computes:
         raise ValueError(f"{pattern} needs CUs: DMA engines move data and cannot add")
     n, payload = np.asarray(group.num_gpus, float), np.asarray(payload_bytes, float)
-    steps, sent = _traffic(pattern, algorithm, n)
+    steps, sent = traffic(pattern, algorithm, n)
     wire = sent * payload
     # each GPU adds its share of what the others send
     added = (n - 1) / n * payload if pattern in _REDUCES else 0 * wire
@@ -214,23 +204,6 @@ def _in_switch(pattern: Pattern, payload_bytes: ArrayLike, group: Group, *, elem
     return CollectiveCost(
         *(np.where(leaves, getattr(ring, name), value) for name, value in zip(columns, inside, strict=True))
     )
-
-
-def _traffic(pattern: Pattern, algorithm: Algorithm, n: Floats) -> tuple[Floats, Floats]:
-    """Look up (steps, bytes sent per payload byte) in the table above."""
-    once, rounds, several = (n - 1) / n, np.ceil(np.log2(n)), np.asarray(n > 1, float)
-    if pattern == "all_reduce":
-        return {"ring": 2 * (n - 1), "direct": 2 * several, "tree": 2 * rounds}[algorithm], 2 * once
-    if pattern == "send_recv":
-        return several, several
-    if pattern == "broadcast":
-        steps = {"ring": n - 1, "direct": 2 * several, "tree": rounds}[algorithm]
-        return steps, 2 * once if algorithm == "direct" else several  # scatter, then all-gather
-    steps = {"ring": n - 1, "direct": several, "tree": rounds}[algorithm]
-    if pattern == "all_to_all":
-        # each message travels half of the ring on average
-        return steps, {"ring": (n - 1) / 2, "direct": once, "tree": rounds / 2}[algorithm]
-    return steps, once
 
 
 def flat_ring(inside: Group, between: Group, gpus_per_node: ArrayLike) -> Group:

@@ -37,7 +37,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.costs.collective import Group, Pattern, collective_cost
+from simulators.costs.algorithms import Pattern
+from simulators.costs.collective import Group, collective_cost
 from simulators.costs.expert_exchange import Direction, RoutedTokens, exchange_seconds
 from simulators.steps.operators.sizes import Sizes, gather_tokens, product, reduce_partial_sums, stream
 from simulators.steps.operators.work import Exchange, Op, Product, Stream

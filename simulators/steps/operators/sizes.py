@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.costs.collective import Pattern
+from simulators.costs.algorithms import Pattern
 from simulators.steps.operators.fused_sums import HALVES
 from simulators.steps.operators.stored_formats import cache_format
 from simulators.steps.operators.work import Exchange, Kind, Op, Product, Stream

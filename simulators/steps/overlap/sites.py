@@ -38,7 +38,7 @@ from dse.errors.parsing import parse_yaml
 from dse.space import get_path
 from dse.space.blocks import Rule
 from dse.values import LABELS, AtLeast, Memo, leaves
-from simulators.costs.collective import Pattern
+from simulators.costs.algorithms import Pattern
 from simulators.costs.transfer import library_cus
 from simulators.hardware.device import Device
 from simulators.hardware.machine import System

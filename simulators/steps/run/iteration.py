@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.costs.collective import CollectiveCost, Pattern
+from simulators.costs.algorithms import Pattern
+from simulators.costs.collective import CollectiveCost
 from simulators.steps.operators.experts import TokenExchange
 from simulators.steps.operators.state_layers import Scan
 from simulators.steps.operators.work import (

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from simulators.costs.collective import Pattern
+from simulators.costs.algorithms import Pattern
 from simulators.steps.operators.context_parallel import PartialSum, RingPass
 from simulators.steps.operators.experts import TokenExchange
 from simulators.steps.operators.sizes import COPIED, Sizes, elements, product

@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 from dse_traces.laws.machine import ProfiledMachine
 from dse_traces.laws.task_graph import EXPECTED, Contended
 from dse_traces.profile.kernels import Marks
-from simulators.costs.collective import Pattern, collective_cost, machine_ring
+from simulators.costs.algorithms import Pattern
+from simulators.costs.collective import collective_cost, machine_ring
 from simulators.hardware.network import Node
 
 Floats = NDArray[np.float64]
