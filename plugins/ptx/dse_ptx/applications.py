@@ -15,8 +15,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dse_ptx.build import KERNELS
 from dse_ptx.execution import Argument, LaunchOptions, Module, Pointer, PtxDevice
+from dse_ptx.kernels import kernel_text
 from dse_ptx.products import TILINGS, Tiling, apart
 from dse_ptx.warp_trace import WarpTrace
 
@@ -62,7 +62,7 @@ class LaunchList:
         """Execute a launch over so many steps (0: those of its arguments), all blocks recorded."""
         device = PtxDevice()
         pointers = {name: device.allocate(size) for name, size in self.sizes.items()}
-        module = Module(KERNELS / f"{launch.file}.ptx", device)
+        module = Module(kernel_text(launch.file), device, f"{launch.file}.ptx")
         arguments = [_argument(value, steps, pointers, device) for value in launch.arguments]
         options = LaunchOptions(sample=tuple(range(math.prod(launch.grid))))
         run = module.launch(launch.kernel, launch.grid, (launch.threads,), arguments, options)

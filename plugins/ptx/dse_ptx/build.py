@@ -1,7 +1,7 @@
-"""Compilation of the kernels of this package: CUDA C by clang, Triton's kernels by Triton, to the texts beside them.
+"""Compilation of the kernels of this package: CUDA C by clang, Triton's kernels by Triton, to PTX.
 
-`python -m dse_ptx.build` writes kernels/*.ptx. They are committed, so that nobody needs a compiler to run them; the
-first line names the compiler.
+`python -m dse_ptx.build` writes kernels/ptx.zip. It is committed, so that nobody needs a compiler to run the kernels;
+the first line of each text names the compiler.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-KERNELS = Path(__file__).parent / "kernels"
+from dse_ptx.kernels import FOLDER, pack_texts
+
 _CLANG = (
     "-O2 -x cuda --cuda-device-only --cuda-gpu-arch=sm_70 -Xclang -target-feature -Xclang +ptx60 -nocudainc -nocudalib"
 )
@@ -64,10 +65,7 @@ def _plain(text: str, origin: str) -> str:
 
 def main() -> int:
     """Compile all."""
-    for source in sorted(KERNELS.glob("*.cu")):
-        source.with_suffix(".ptx").write_text(from_cuda(source), "utf-8")
-    for name, text in from_triton():
-        (KERNELS / f"{name}.ptx").write_text(text, "utf-8")
+    pack_texts({source.stem: from_cuda(source) for source in FOLDER.glob("*.cu")} | dict(from_triton()))
     return 0
 
 

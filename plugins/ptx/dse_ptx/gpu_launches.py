@@ -9,13 +9,13 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-KERNELS = Path(__file__).parent / "kernels"
+from dse_ptx.kernels import FOLDER, kernel_text
+
 _TYPES = {"f16": np.float16, "f32": np.float32, "f64": np.float64, "i32": np.int32, "i64": np.int64}
 _FACTOR, _RANGE = 2654435761, 1 << 32  # of Knuth's multiplicative hash
 Value: TypeAlias = "np.generic | NDArray[Any]"
@@ -33,9 +33,9 @@ class GpuLaunch:
     arguments: tuple[str, ...]
 
     @property
-    def text(self) -> Path:
+    def text(self) -> str:
         """The PTX."""
-        return KERNELS / f"{self.file}.ptx"
+        return kernel_text(self.file)
 
     def values(self) -> list[Value]:
         """Arguments: numbers of NumPy, and arrays."""
@@ -44,7 +44,7 @@ class GpuLaunch:
 
 def launches() -> list[GpuLaunch]:
     """All launches."""
-    with (KERNELS / "on_gpu.csv").open(encoding="utf-8", newline="") as file:
+    with (FOLDER / "on_gpu.csv").open(encoding="utf-8", newline="") as file:
         return [
             GpuLaunch(
                 row["file"], row["kernel"], _sizes(row["grid"]), _sizes(row["block"]), int(row["shared"]),

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from dse_ptx.build import KERNELS
 from dse_ptx.execution import Argument, LaunchOptions, LaunchRun, Module, Pointer, PtxDevice
+from dse_ptx.kernels import kernel_text
 
 Array = NDArray[np.float32]
 
@@ -66,7 +66,7 @@ class Layers:
     runs: list[tuple[str, LaunchRun]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.module = Module(KERNELS / "lenet.ptx", self.device)
+        self.module = Module(kernel_text("lenet"), self.device, "lenet.ptx")
 
     def zeros(self, *shape: int) -> Pointer:
         """Room for numbers in single precision."""

@@ -37,10 +37,10 @@ class Driver:
         if status:
             raise RuntimeError(f"{name} returns {status}")
 
-    def function(self, text: Path, kernel: str, shared: int) -> ctypes.c_void_p:
+    def function(self, text: str, kernel: str, shared: int) -> ctypes.c_void_p:
         """A kernel of a text. Raises RuntimeError where the driver refuses it."""
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
-        self._call("cuModuleLoadData", ctypes.byref(module), text.read_bytes() + b"\0")
+        self._call("cuModuleLoadData", ctypes.byref(module), text.encode() + b"\0")
         self._call("cuModuleGetFunction", ctypes.byref(function), module, kernel.encode())
         if shared > _ALWAYS:
             self._call("cuFuncSetAttribute", function, _MOST_SHARED, shared)

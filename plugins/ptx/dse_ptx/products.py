@@ -12,11 +12,11 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from dse_ptx.execution import LaunchOptions, Module, Pointer, PtxDevice
+from dse_ptx.kernels import kernel_text
 from dse_ptx.sm_arrays import Grid
 from dse_ptx.sms import SmArray
 from dse_ptx.timing import occupancy, time_launch
@@ -25,7 +25,6 @@ from dse_ptx.warp_trace import WarpTrace
 STEP, STEPS = 8, 4
 """Elements of k in a step of a tile, and steps that are simulated, and twice as many."""
 _PAGE, _FEW = 1 << 21, 2
-_KERNELS = Path(__file__).parent / "kernels" / "sgemm.ptx"
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class ProductTime:
 @functools.cache
 def kernels() -> Module:
     """The kernels of `sgemm.cu` on a device of their own."""
-    return Module(_KERNELS, PtxDevice())
+    return Module(kernel_text("sgemm"), PtxDevice(), "sgemm.ptx")
 
 
 def trace_product(product: Product, tiling: Tiling, steps: int) -> tuple[WarpTrace, Grid]:

@@ -13,9 +13,9 @@ import pytest
 from dse.cli import main
 from dse_memory.engine import LISTED_COMPUTE, LISTED_LOAD, LISTED_STORE, LISTED_WAIT
 from dse_ptx.applications import APPLICATIONS
-from dse_ptx.build import KERNELS
 from dse_ptx.checking.scripts import LANES, Script
 from dse_ptx.execution import Module, PtxDevice
+from dse_ptx.kernels import kernel_text
 from dse_ptx.lists import block_lists
 from dse_ptx.warp_trace import Unit
 from tests.support import shipped
@@ -32,7 +32,7 @@ def _results(kernel: str, grid: tuple[int, ...], arguments: list[Any], wanted: d
     """Run a kernel on arrays and numbers; the arrays at the places that are wanted, by the shapes and types given."""
     device = PtxDevice()
     places = [device.allocate(value) if isinstance(value, np.ndarray) else value for value in arguments]
-    Module(KERNELS / "layers.ptx", device).launch(kernel, grid, (256,), places)
+    Module(kernel_text("layers"), device).launch(kernel, grid, (256,), places)
     return [device.read(places[at], like.dtype, like.shape) for at, like in wanted.items()]
 
 

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from dse.cli import main
 from dse.errors import ConfigError
-from dse_ptx import build, commands
+from dse_ptx import commands
 from dse_ptx.execution import Module, PtxDevice
 from dse_ptx.instructions import MAKERS, NOTHING
+from dse_ptx.kernels import kernel_text
 from dse_ptx.operands import FORMS
 from tests.support import damage, drawn
 
-TEXT = (build.KERNELS / "triton_dropout.ptx").read_text("utf-8")
+TEXT = kernel_text("triton_dropout")
 LINES = [number for number, line in enumerate(TEXT.splitlines()) if line.startswith("\t") and line.endswith(";")]
 OTHERS = ("%r1", "%p1", "0", "[%rd1]", "{%r1,%r2}", "_", "nosuch", "0f3F800000", "9" * 30)
 CHANGES = ("drop", "add", "swap", "bare")

@@ -18,11 +18,12 @@ from dse_ptx.checking.cases import cases
 from dse_ptx.control_flow import Flow, live_registers, reconvergence
 from dse_ptx.execution import LaunchError, LaunchOptions, Module, PtxDevice, Watch
 from dse_ptx.inlining import inline
+from dse_ptx.kernels import FOLDER, kernel_text
 from dse_ptx.parser import parse
 from dse_ptx.program import Address, Immediate, Register
 from dse_ptx.warp_trace import Unit
 
-BASICS = build.KERNELS / "basics.ptx"
+BASICS = kernel_text("basics")
 HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n.shared .align 4 .b8 tile[64];\n"
 HEAD += ".visible .entry k(.param .u64 data)\n{\n"
 NAMES = (
@@ -257,12 +258,12 @@ def test_lenet_has_the_logits_and_the_step_of_pytorch(algorithm: str, torch: Any
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["basics", "lenet", "sgemm"])
 def test_texts_are_what_clang_makes_of_their_sources(source: str) -> None:
-    committed = (build.KERNELS / f"{source}.ptx").read_text("utf-8")
+    committed = kernel_text(source)
     if shutil.which("clang") is None:
         pytest.skip("clang is not installed: apt-get install clang")
     if build.clang_version() not in committed.splitlines()[0]:
         pytest.skip("another clang is installed than the first line names")
-    assert build.from_cuda(build.KERNELS / f"{source}.cu") == committed
+    assert build.from_cuda(FOLDER / f"{source}.cu") == committed
 
 
 @pytest.mark.more
@@ -270,7 +271,7 @@ def test_texts_are_what_clang_makes_of_their_sources(source: str) -> None:
 def test_texts_are_what_triton_makes_of_their_sources() -> None:
     triton = pytest.importorskip("triton", reason="triton is not installed: pip install triton")
     for name, compiled in build.from_triton():
-        committed = (build.KERNELS / f"{name}.ptx").read_text("utf-8")
+        committed = kernel_text(name)
         if triton.__version__ not in committed.splitlines()[0]:
             pytest.skip("another Triton is installed than the first line names")
         assert compiled == committed, name
@@ -280,13 +281,15 @@ def test_texts_are_what_triton_makes_of_their_sources() -> None:
 def test_commands_run_a_kernel_and_show_a_thread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, out = tmp_path / "in.npz", tmp_path / "out.npz"
     np.savez(data, x=np.arange(100, dtype=np.float32), y=np.ones(100, np.float32))
-    words = [f"file={BASICS}", "kernel=saxpy", "grid=2", "block=64", f"data={data}"]
+    file = tmp_path / "basics.ptx"
+    file.write_text(BASICS)
+    words = [f"file={file}", "kernel=saxpy", "grid=2", "block=64", f"data={data}"]
     assert main(["ptx", "run", *words, "arguments=2.0,x,y,100", f"out={out}"]) == 0
     assert "fma.rn.f32" in capsys.readouterr().out
     assert (np.load(out)["y"] == 2 * np.arange(100) + 1).all()
     assert main(["ptx", "run", *words, "arguments=2,x,y,100", f"out={out}"]) == 0
     assert (np.load(out)["y"] == 2 * np.arange(100) + 1).all(), "a whole number is one in the parameter's type"
-    line = next(i for i, entry in enumerate(BASICS.read_text("utf-8").splitlines(), 1) if "fma.rn.f32" in entry)
+    line = next(i for i, entry in enumerate(BASICS.splitlines(), 1) if "fma.rn.f32" in entry)
     assert main(["ptx", "show", *words, "arguments=2.0,x,y,100", f"line={line}", "thread=5", "of=1"]) == 0
     assert "69" in capsys.readouterr().out, "x of the thread 64 + 5"
     assert main(["ptx", "run", *words, "arguments=2.0,x,y,120"]) == 3
@@ -302,7 +305,7 @@ def test_commands_run_a_kernel_and_show_a_thread(tmp_path: Path, capsys: pytest.
         (["arguments=2.0,x,y,5000000000"], "no number of 32 bits"),
         (["arguments=2.0,x,y,1", "shared=300000"], "of any GPU"),
         (["file=nosuch.ptx"], "is no file"),
-        ([f"data={BASICS}"], "cannot be read as .npz"),
+        ([f"data={__file__}"], "cannot be read as .npz"),
         ([], "holds 0 values"),
     ):
         assert main(["ptx", "run", *words, *typed]) == 2

@@ -12,6 +12,7 @@ import pytest
 from dse.cli import main
 from dse_ptx.checking.scripts import LANES, Script
 from dse_ptx.convolutions import Convolution, time_convolution
+from dse_ptx.kernels import kernel_text
 from dse_ptx.phases import camping_factor, dram_shares, phases_of, table
 from dse_ptx.products import TILINGS, Product, Tiling, kernels, time_product, trace_product
 from dse_ptx.sms import sm_array
@@ -19,7 +20,6 @@ from dse_ptx.timing import time_launch
 from dse_ptx.warp_trace import Unit
 
 pytestmark = pytest.mark.more
-_KERNELS = Path(__file__).parents[1] / "dse_ptx" / "kernels" / "sgemm.ptx"
 
 
 @pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"{tiling.rows}x{tiling.cols}")
@@ -121,8 +121,9 @@ def test_phases_are_found_and_tables_add_up() -> None:
 def test_ptx_time_writes_numbers_figures_and_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ones = np.ones((64, 64), np.float32)
     np.savez(tmp_path / "in.npz", a=ones, b=ones, c=ones)
+    (tmp_path / "sgemm.ptx").write_text(kernel_text("sgemm"))
     words = [
-        f"file={_KERNELS}", "kernel=sgemm_32x32", "grid=2,2", "block=64", f"data={tmp_path / 'in.npz'}",
+        f"file={tmp_path / 'sgemm.ptx'}", "kernel=sgemm_32x32", "grid=2,2", "block=64", f"data={tmp_path / 'in.npz'}",
         "arguments=a,b,c,64,64,64,1,64,64,1,64,64", f"out={tmp_path / 'out'}",
     ]  # fmt: skip
     assert main(["ptx", "time", *words, "system=v100"]) == 0

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dse_ptx.build import KERNELS
 from dse_ptx.checking.comparison import both, same
+from dse_ptx.kernels import kernel_text
 
 _TRITON_THREADS, _TRITON_SHARED = 128, 1 << 15
 
@@ -28,8 +27,7 @@ class Case:
 
     def is_equal(self) -> bool:
         """Return whether both interpreters leave the same memory."""
-        path = Path(KERNELS / f"{self.file}.ptx")
-        return same(*both(path, self.kernel, (self.grid, self.block), self.arguments, self.shared))
+        return same(*both(kernel_text(self.file), self.kernel, (self.grid, self.block), self.arguments, self.shared))
 
 
 def _floats(*shape: int, seed: int = 0, kind: Any = np.float32) -> Any:
