@@ -20,6 +20,7 @@ from dse.results.answer import answer, claims_line, table_of_runs, write_answer
 from dse.results.decisions import decisions
 from dse.results.run_folder import Outputs
 from dse.results.selection import Selection
+from dse.results.tables import fit_columns
 from dse.store.contract import StorelessSession
 from dse.study.influence import check_typed
 from dse.study.plan import Plan
@@ -217,6 +218,8 @@ def _print_answer(planned: Plan, findings: Findings, outputs: Outputs) -> pd.Dat
     outputs.write_json("summary", {**outputs.read_json("summary"), "decisions": found})
     write_answer(outputs, planned.settings.study.module, table)
     for part in answer(outputs, table, verbose=planned.settings.verbose):
+        if not planned.settings.verbose and hasattr(part, "columns"):
+            fit_columns(part, console.width)
         console.print(part)
     console.print(_describe_points(planned, findings), soft_wrap=True)
     if text := _most_frequent_reason(table):

@@ -6,14 +6,14 @@ COMMANDS = {
     "results compare": Command(
         "dse.analysis.compare:command",
         "results compare <run> <run> [--html]",
-        "two finished runs side by side: <study>, <study>/<time> or a folder",
+        "compare two finished runs: <study>, <study>/<time> or a folder",
         {"output_dir": "folder of results (outputs)"},
         ("results compare ficco_sweep/2026-11-21_17-27-05 ficco_sweep",),
     ),
     "results robustness": Command(
         "dse.analysis.robustness:command",
         "results robustness study=<name>",
-        "does the answer hold with other constants, where does the winner flip [vary=<path>=0.1]",
+        "test whether the answer holds with other constants, and where the winner flips [vary=<path>=0.1]",
         {
             "study": "name of the study",
             "vary": "<path>=<share>,... instead of the study's own",

@@ -6,7 +6,7 @@ COMMANDS = {
     "results claims": Command(
         "dse.results.answer:show_claims",
         "results claims study=<name>",
-        "published claims of the newest run, compared with its results",
+        "compare published claims with the results of the newest run",
         {"study": "name of the study", "output_dir": "folder of results (outputs)"},
         ("results claims study=ficco_sweep",),
     ),

@@ -16,7 +16,7 @@ from dse.errors.parsing import natural_key
 from dse.plots import title
 from dse.plots.labels import label, words
 from dse.results import COLUMNS, output_files
-from dse.results.decisions import AS_GOOD, NOISE, Decision, helpful_measurement, read_decision
+from dse.results.decisions import AS_GOOD, NO_GAIN, Decision, helpful_measurement, read_decision
 from dse.results.pareto import Contest
 from dse.results.report import claims_count, claims_table, console, error_text, limits_text, study_figures, summary
 from dse.results.run_folder import Outputs
@@ -33,7 +33,7 @@ MOST_ROWS = 20
 """Rows of the first table in the terminal."""
 _MOST_METRICS = 4  # columns of a table in words
 # two are soon compared by eye
-_EXPLAINED = ("fraction of ideal", "gap")  # columns whose meaning is printed
+_EXPLAINED = ("speed-up", "fraction of ideal", "gap", "fastest")  # columns whose meaning is printed
 _FEWEST_IN_COMMON = 3  # winners, for what they have in common to be said once
 _LARGE = 1e6  # from which on numbers have a unit with a prefix
 _MOST_MISSES = 3  # that are named in a line
@@ -68,6 +68,7 @@ def answer(outputs: Outputs, table: pd.DataFrame, *, verbose: bool = False) -> I
     for part in parts:
         yield part
         headings = {str(column.header) for column in getattr(part, "columns", ())}
+        headings -= set() if "fastest" in headings else {"speed-up"}  # without draws of errors it has no interval
         meanings = [f"{name}: {COLUMNS[name]}" for name in _EXPLAINED if name in headings]
         yield from ["; ".join(meanings)] if meanings else []
     if record["answer"] and not any(record["answer"].startswith(str(part)) for part in parts[:1]):
@@ -303,7 +304,7 @@ def _advice_lines(scenarios: Iterable[Any], choices: Sequence[Decision | None]) 
         if len(choices) == 1 or choice.is_slower:
             alike.setdefault(choice.advice, []).append(str(scenario))
         elif choice.spans_one or not choice.rival:
-            alike.setdefault(NOISE, []).append(str(scenario))
+            alike.setdefault(NO_GAIN, []).append(str(scenario))
         else:  # faster than the baseline, whichever of them is the fastest
             alike.setdefault(AS_GOOD, []).append(f"{scenario}: {choice.rival}")
     for advice, names in alike.items():
@@ -315,7 +316,7 @@ def _advice_for(advice: str, names: Sequence[str], count: int) -> str:
     few = len(names) <= _FEW_NAMES
     ordered = sorted(names, key=natural_key)
     which = ", ".join(ordered) if few else f"{len(names)} of {count}"
-    if advice == NOISE:
+    if advice == NO_GAIN:
         return f"nothing is surely faster than the baseline for {which}"
     if advice == AS_GOOD:
         return f"another option may be as fast for {'; '.join(ordered) if few else which}"

@@ -1,7 +1,7 @@
 """Decisions on winners: intervals of their gains, and the probability that nothing else is faster.
 
 A winner is decided where the 90 % interval of its gain does not hold 1 and it is the fastest with a probability of
-`decide.least`. Otherwise the difference is within the noise. A backend that can draw the errors of its predictions
+`decide.least`. Otherwise it is too close to call. A backend that can draw the errors of its predictions
 (`Drawing`) is asked for the times of a winner, of what it is compared with, and of the best points of other options,
 all with the same errors: what is off in all of them alike cancels in their ratios.
 """
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Floats = NDArray[np.float64]
-NOISE = "within the noise: keep what you have"
-AS_GOOD = "within the noise: another option may be faster"
+NO_GAIN = "no certain gain: keep what you have"
+AS_GOOD = "too close to call: another option may be as fast"
 SLOWER = "slower, however predictions are off: keep what you have"
 ENDS = (0.05, 0.95)
 """Quantiles between which 90 % of draws are."""
@@ -88,7 +88,7 @@ class Decision:
         if self.is_decided or self.is_slower:
             return SLOWER if self.is_slower else ""
         # both gain: one is as good as the other
-        return NOISE if self.spans_one or not self.rival else f"{NOISE} if that is {self.rival}"
+        return NO_GAIN if self.spans_one or not self.rival else f"too close to call: {self.rival} is as good"
 
     def measurement(self, system: str, gpus: int) -> str:
         """The measurement that would decide soonest, as a command; "" where none would, or it is decided."""

@@ -16,17 +16,17 @@ _MARK = " (research)"
 _COLUMN = 30  # characters of a name before its description
 VERBS = {
     "run": "evaluate a study: run <study>, or study=<study>",
-    "plan": "how a model's step is parallelised and overlapped on a machine",
-    "codesign": "which machine is best for workloads within area, power and cost",
-    "profile": "recorded runs",
-    "settings": "plans as settings of Megatron-LM, PyTorch, vLLM, NCCL, ...",
-    "results": "finished runs",
-    "machine": "GPUs, nodes and networks, their constants and sources",
-    "store": "the database of results, and workers that share it",
-    "ui": "MLflow in a browser",
+    "plan": "choose how a model's step is parallelised and overlapped on a machine",
+    "codesign": "find the best machine for workloads within area, power and cost",
+    "profile": "analyse recorded runs",
+    "settings": "translate plans into settings of frameworks, and back",
+    "results": "analyse finished runs",
+    "machine": "show and calibrate machines",
+    "store": "manage the database of results",
+    "ui": "open MLflow in a browser",
     "doctor": "check the installation",
 }
-"""Verb -> its purpose, in the order of the help. Plug-ins add commands to a verb, and verbs of their own."""
+"""Verb -> its purpose, in the order of the help. Plug-ins add commands to a verb, and verbs of their own (`VERBS`)."""
 _LISTS = ("study", "system", "schedule", "implementation", "model", "workload", "simulator", "search")
 _FOOT = """\
 Examples
@@ -120,7 +120,7 @@ def _keys(command: Command) -> dict[str, dict[str, str]]:
 
 
 def _verb_text(verb: str, commands: Mapping[str, Command]) -> str:
-    lines = [f"usage: python -m dse {verb} <command> [...]", "", f"{VERBS.get(verb, verb)}:", ""]
+    lines = [f"usage: python -m dse {verb} <command> [...]", "", f"{_purposes().get(verb, verb)}:", ""]
     table = {name: command.description + _shelf(command) for name, command in commands.items()}
     return "\n".join([*lines, *table_lines(table), "", f"`python -m dse {verb} <command> --help` explains one."])
 
@@ -131,7 +131,7 @@ def _program_text(*, every: bool = False) -> str:
     lists = " | ".join(map(plural, _LISTS))
     return "\n".join(
         [
-            "Find which way of overlapping computation and communication wins on a GPU system, by how much, how sure.",
+            "Find which overlap of computation and communication wins on a GPU system, by how much, and how surely.",
             "",
             "usage: python -m dse run <study> [group=option ...] [path=value ...] [+space.path='range(a,b,step)' ...]",
             "       python -m dse <verb> [...]              `python -m dse <verb> --help` explains a verb",
@@ -146,9 +146,10 @@ def _program_text(*, every: bool = False) -> str:
             *table_lines(shown),
             "",
             f"Lists: python -m dse {lists}",
-            "(`options` lists the groups of options; --all after a list shows what few people need, too)",
+            "(`options` lists the groups of options; --all after a list adds the options that few people need)",
             "Flags: --dry-run counts the points and evaluates none, --config-dir adds a folder of configurations,",
-            "-m runs several, -v prints every table, --cfg job prints the configuration, --hydra-help the rest.",
+            "-m runs a study for each of several values, -v prints every table, --cfg job prints the configuration,",
+            "--hydra-help explains the rest.",
             "",
             _FOOT,
         ]
@@ -161,17 +162,23 @@ def _verbs(*, research: bool) -> Iterator[tuple[str, str]]:
     research: those whose commands all lie in packages under study, or the others.
     """
     commands = plugins.declarations("COMMANDS")
-    others = {name.partition(" ")[0] for name in commands} - {*VERBS, *map(plural, _LISTS)}
-    for verb in (*VERBS, *sorted(others)):
+    purposes = _purposes()
+    others = {name.partition(" ")[0] for name in commands} - {*purposes, *map(plural, _LISTS)}
+    for verb in (*purposes, *sorted(others)):
         named = {name: command for name, command in commands.items() if name == verb or name.startswith(f"{verb} ")}
         studied = bool(named) and all(plugins.is_research(command.target) for command in named.values())
         if studied != research:
             continue
         inner = ", ".join(name.partition(" ")[2] for name in sorted(named) if name != verb)
         if inner:
-            yield verb, f"{VERBS.get(verb, '')}: {inner}".lstrip(": ")
+            yield verb, f"{purposes.get(verb, '')}: {inner}".lstrip(": ")
         elif verb in commands or verb == "run":
-            yield verb, VERBS.get(verb) or commands[verb].description
+            yield verb, purposes.get(verb) or commands[verb].description
+
+
+def _purposes() -> dict[str, str]:
+    """Verb -> its purpose, with those that plug-ins declare."""
+    return VERBS | plugins.declarations("VERBS")
 
 
 def table_lines(options: Mapping[str, str]) -> list[str]:

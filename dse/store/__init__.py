@@ -6,14 +6,14 @@ COMMANDS = {
     "store check": Command(
         "dse.store.check:check",
         "store check",
-        "look at every recorded result: is it as it was written?",
+        "check that every recorded result is as it was written",
         {"output_dir": "folder of results (outputs)", "url": "of the database (auto)"},
         ("store check", "store check output_dir=outputs"),
     ),
     "store status": Command(
         "dse.store.status:status",
         "store status [store=<URL>] [every=2 s]",
-        "studies of a store: results, who works on them, how fast, what failed",
+        "show the studies of a store: results, workers, rates and failures",
         {
             "store": "database of the studies (auto: results.db of output_dir)",
             "output_dir": "folder of results (outputs)",

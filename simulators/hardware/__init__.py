@@ -6,12 +6,12 @@ COMMANDS = {
     "machine list": Command(
         "simulators.hardware.machine_commands:list_machines",
         "machine list",
-        "every machine: which backends it serves, and how each of its constants is known",
+        "list every machine: which backends it serves, and how each of its constants is known",
     ),
     "machine show": Command(
         "simulators.hardware.machine_commands:show_machine",
         "machine show <name>",
-        "every constant of a machine, with its source, and what a backend misses",
+        "show every constant of a machine with its source, and what a backend misses",
         examples=("machine show h100_8", "machine show my_gpu --config-dir my_conf"),
     ),
 }

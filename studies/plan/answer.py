@@ -94,7 +94,7 @@ def _turned_on(plan: StepPlan) -> str:
 
 
 def _how_sure(plan: StepPlan) -> Iterator[str]:
-    """Yield how sure it is that a plan is the fastest, and what was left off as within the noise."""
+    """Yield how sure it is that a plan is the fastest, and what was left off as within the error."""
     if not plan.decision or not plan.choices:
         return
     decision = Decision.read(plan.decision)
@@ -106,13 +106,14 @@ def _how_sure(plan: StepPlan) -> Iterator[str]:
     if decision.advice:
         changed = decision.spans_one and plan.gain != 1
         software = "nothing overlapped" if plan.before is plan.serial else f"{_software(plan)} as it comes"
-        yield f"the gain over {software} is {decision.advice}" if changed else decision.advice
+        over = f"no certain gain over {software}"
+        yield decision.advice.replace("no certain gain", over) if changed else decision.advice
         system = plan.config["system"]
         if measure := decision.measurement(str(system["name"]), int(system["node"]["num_gpus"])):
             yield measure
     if left:
         texts = "; ".join(f"{choice} {text}" for choice, text in left.items())
-        yield f"left off, as the gain is within the noise: {texts}"
+        yield f"left off, as the gain is within the error: {texts}"
 
 
 def _nothing_overlapped(plan: StepPlan) -> Iterator[str]:
@@ -226,7 +227,7 @@ class _ChoiceFlips:
         if not self.is_stated:
             return [f"{text}, a tie" if 1 - _TIE < ratio <= 1 else shown]
         if ratio > 1:  # a simpler setting is preferred
-            return [shown, "within the noise"]
+            return [shown, "within the error"]
         flips = self._uncertain.flips(self._plan.design(rival))
         more = f" (+{len(flips) - 1})" if len(flips) > 1 else ""
         return [shown, f"{flips[0]}{more}" if flips else "no"]

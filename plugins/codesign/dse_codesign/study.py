@@ -349,7 +349,7 @@ def _worth_table(machines: Machines) -> Iterator[Table | str]:
 def _pays(row: Mapping[Any, Any]) -> str:
     """Whether a feature pays, and in how many draws it costs less; beyond a limit, whether it would."""
     odds = float(row["odds"])
-    verdict = "yes" if odds >= _LEAST else "no" if 1 - odds >= _LEAST else "within the noise"
+    verdict = "yes" if odds >= _LEAST else "no" if 1 - odds >= _LEAST else "too close to call"
     return f"{verdict} ({100 * odds:.0f} %)" if row["within_budget"] else f"over budget (else {verdict})"
 
 

@@ -7,7 +7,7 @@ COMMANDS = {
     "machine collective": Command(
         "dse_collectives.command:collective",
         "machine collective pattern=<name> | schedule=<file> [system=mi300x_8] [bytes=64MiB] [out=<folder>]",
-        "schedules of a collective: synthesised, as libraries have them, and the bound that none passes",
+        "compare schedules of a collective, synthesised and of libraries, with a bound that none can beat",
         {
             "pattern": "all_gather, reduce_scatter, all_reduce or all_to_all",
             "schedule": "in place of it: a schedule in YAML or XML of MSCCL, which is proven and timed with the others",

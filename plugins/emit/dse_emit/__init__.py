@@ -6,7 +6,7 @@ COMMANDS = {
     "emit": Command(
         "dse_emit.command:emit",
         'emit study=<name> key=<first letters> | plan=<plan.yaml> gpus=8 | schedule="<option> <knob>=<value>" gpus=8',
-        "the chosen schedule as a package of plain PyTorch, with a check against serial execution",
+        "write the chosen schedule as a package of plain PyTorch, with a check against serial execution",
         {
             "study": "a study whose newest run has the point",
             "key": "first letters of the point's key, as results.parquet has it",

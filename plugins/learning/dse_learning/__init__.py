@@ -9,7 +9,7 @@ COMMANDS = {
     "results importance": Command(
         "dse_learning.importance:command",
         "results importance study=<name>",
-        "which knobs matter, for each objective [method=ped_anova|fanova]",
+        "rank the knobs by how much they matter for each objective [method=ped_anova|fanova]",
         {
             "study": "name of the study",
             "method": "ped_anova or fanova (ped_anova)",

@@ -9,7 +9,7 @@ COMMANDS = {
     "profile memory": Command(
         "dse_memory_traces.statistics:trace",
         "profile memory data=<file> [system=gem5_gcn3] [policy=combined] [out=<folder>]",
-        "a memory trace of your own (Parquet, CSV, Accel-Sim) through caches and DRAM",
+        "replay a memory trace of your own (Parquet, CSV, Accel-Sim) through caches and DRAM",
         {
             "data": "file of the trace",
             "system": "with caches and DRAM (gem5_gcn3)",

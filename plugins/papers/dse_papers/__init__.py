@@ -11,7 +11,7 @@ COMMANDS = {
     "profile seqpoint": Command(
         "dse_papers.seqpoint.epoch_log:seqpoint",
         "profile seqpoint data=<csv> [k0=5] [error=0.01] [out=<csv>]",
-        "which iterations of a log over sequence lengths to profile, and what they project",
+        "choose the iterations of a log that are worth profiling, by sequence length, and project the epoch",
         {
             "data": "CSV: sequence_length,seconds",
             "k0": "least number of groups (5)",

@@ -9,7 +9,7 @@ COMMANDS = {
     "machine import": Command(
         "dse_peers.infragraph:infragraph_import",
         "machine import file=<YAML, JSON or XML> system=<shipped system> out=<file.yaml>",
-        "a topology of InfraGraph or NCCL as a system: GPUs and links of a node, NICs and their place, number of nodes",
+        "read a topology of InfraGraph or NCCL as a system: GPUs and links of a node, NICs, number of nodes",
         {
             "file": "file of InfraGraph, YAML or JSON, or XML of NCCL_TOPO_DUMP_FILE",
             "system": "name of a shipped system, whose GPU and other constants stay",

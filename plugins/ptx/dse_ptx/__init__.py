@@ -19,6 +19,7 @@ BACKENDS = {
     "ptx_memory": "dse_ptx.cache_backend:PtxMemoryBackend",
     "ptx_sms": "dse_ptx.sms_backend:SmsBackend",
 }
+VERBS = {"ptx": "run PTX without a GPU, and predict its time on one"}
 COMMANDS = {
     "ptx compare": Command(
         "dse_ptx.compare_command:compare",
@@ -41,7 +42,7 @@ COMMANDS = {
     "ptx show": Command(
         "dse_ptx.commands:show",
         "ptx show line=<n> file=<ptx> grid=<x,y,z> block=<x,y,z> arguments=<a,b,...> [thread=<x,y,z>] [of=<x,y,z>]",
-        "registers of a thread of a kernel in PTX before a line",
+        "show the registers of a thread of a kernel in PTX before a line",
         {
             **_OPTIONS,
             "line": "of the text",

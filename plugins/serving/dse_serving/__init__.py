@@ -23,7 +23,7 @@ COMMANDS = {
     "serve-plan": Command(
         "dse_serving.command:serve_plan",
         "serve-plan model=<name> system=<name> [traffic.<key>=... slo.ttft_s=... slo.tpot_s=...] [...]",
-        "which engines serve a model within a latency with the most tokens a GPU and a dollar",
+        "find the engines that serve a model within a latency with the most tokens a GPU and a dollar",
         {
             "slo.ttft_s": "most time to the first token, at slo.percentile",
             "slo.tpot_s": "most time of a later token, at slo.percentile",

@@ -7,7 +7,7 @@ COMMANDS = {
     "judge": Command(
         "dse_torch.command:judge",
         "judge system=<name> [minutes=8] [tables=...] | data=<folder> | operators=<folder> [out=my_gpu]",
-        "predictions held against what the GPU of this machine measures",
+        "hold predictions against what the GPU of this machine measures",
         {
             "system": "whose constants predict, such as h100_8",
             "minutes": "of measuring, at most (8); the same words again go on where they ended",

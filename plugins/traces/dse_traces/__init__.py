@@ -49,7 +49,7 @@ COMMANDS = {
     "profile import": Command(
         "dse_traces.commands.import_profile:trace_import",
         "profile import profile=<file> [kernels=<file>] [system=<machine>] [out=<folder>]",
-        "a profile (PyTorch, Nsight Systems, rocprof, Chakra): what is hidden, what waits for what, and its replay",
+        "read a profile (PyTorch, Nsight Systems, rocprof, Chakra): what is exposed, what waits, and a replay",
         {
             "profile": "a file; several, the ranks of one run: a folder, a pattern or a list with commas",
             "kernels": _KERNELS,
@@ -61,7 +61,7 @@ COMMANDS = {
     "profile explain": Command(
         "dse_traces.commands.explain:explain",
         "profile explain <A> <B> [kernels=<file>] [out=<folder>]",
-        "where the difference between two profiles, or points (<study>:<key>), comes from, cause by cause",
+        "explain the difference between two profiles or points (<study>:<key>), cause by cause",
         {
             "kernels": _KERNELS,
             "out": "folder to write to (outputs/explain)",
@@ -73,7 +73,7 @@ COMMANDS = {
     "profile export": Command(
         "dse_traces.commands.export:chakra_export",
         "profile export study=<name> key=... | profile=<file>",
-        "execution traces (Chakra) of a stored point or a profile, for ASTRA-sim and others [ranks=8]",
+        "write execution traces (Chakra) of a stored point or a profile, for ASTRA-sim and others [ranks=8]",
         {
             "study": "name of the study",
             "key": "of the point in results.parquet, or its start",
@@ -89,7 +89,7 @@ COMMANDS = {
     "profile advise": Command(
         "dse_traces.commands.advise:advise_profile",
         "profile advise profile=<file> [system=<machine>] [kernels=<file>] [out=<folder>]",
-        "a profile: what each collective costs, which change of it gains most, and all changes together",
+        "find the changes of collectives that would shorten a profiled run, each alone and all together",
         {
             "profile": "a file that profile import reads",
             "kernels": _KERNELS,

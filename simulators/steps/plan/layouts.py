@@ -350,8 +350,8 @@ class LayoutQuestion:
             way = "" if machine else "take another layouts.gpus, or more sequences: layouts.sequences=<of all GPUs>"
             return Problem("parallel", f"{rule}: {why}" if why else rule, "auto", way)
         least = int(np.argmin(serial.memory_share))  # the layout that comes nearest
-        rule = f"finds no layout of {self.gpus} GPUs that fits: {serial.layouts[least].name} takes least, "
-        rule += f"{serial.memory_share[least]:.2f} times the memory of a GPU"
+        rule = f"finds no layout of {self.gpus} GPUs that fits: the smallest, {serial.layouts[least].name}, "
+        rule += f"needs {serial.memory_share[least]:.2f} times the memory of a GPU"
         larger = serial
         needed = float(serial.memory_share[least]) / 2  # fewer split no state finely enough
         for times in (times for times in _LARGER if times > needed):  # so that the way out names how many GPUs would do
