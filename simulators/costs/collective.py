@@ -40,10 +40,10 @@ from simulators.hardware.machine import System
 from simulators.hardware.network import ExpertLibrary, InSwitch, Node, Protocols, SwitchRate
 from simulators.hardware.network import Pattern as LinkPattern
 from simulators.hardware.schedule_system import has_links, links_of
+from simulators.hardware.shared import shared_constants
 
 Floats = NDArray[np.float64]
 
-_LOW_LATENCY = (0.25, 2.0)  # of the latency of a step, and of the bytes: the protocol with a flag in every word
 _PARTS = Memo[System](64)  # of a node's GPUs, each with the links between them
 _REDUCES = ("all_reduce", "reduce_scatter")  # patterns that add
 
@@ -141,7 +141,8 @@ def collective_cost(
     seconds = wait + serial
     if group.short_messages:
         # the library takes the faster protocol by size
-        seconds = np.minimum(seconds, _LOW_LATENCY[0] * wait + _LOW_LATENCY[1] * serial)
+        flags = shared_constants().collective
+        seconds = np.minimum(seconds, flags.flag_latency * wait + flags.flag_bytes * serial)
     seconds = _measured(pattern, payload, group, seconds)
     # sent bytes are read, as many received ones written, and local operands read
     columns = np.broadcast_arrays(steps + 0 * wire, wire, added / element_bytes, 2 * wire + added, seconds)

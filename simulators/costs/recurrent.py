@@ -15,8 +15,8 @@ step is launched, and the pass is set up once: forward, data = (g + 1) fused_set
 y (`latency_s`) is fitted for each device and precision: the latency of a chain of dependent loads, per element of K. At
 17 to 32 columns libraries run one kernel that does not split K, so its chain is whole: on Pascal it takes two to four
 times as long as a batch of 16 or 64. d = (y / 0.1 us)^(1/4): devices that wait longer for loads launch more slowly,
-too; the exponent is empirical. The other numbers are the same for all devices (chosen on DeepBench, software of 2016 to
-2018). Symbols as in `simulators.costs.gemm.fitted`. FLOP of a step: 2 g h^2 n; bytes: b (g h^2 + (g + 1) h n).
+too; the exponent is empirical. The numbers are the same for all devices (`conf/data/operators.yaml`). Symbols as in
+`simulators.costs.gemm.fitted`. FLOP of a step: 2 g h^2 n; bytes: b (g h^2 + (g + 1) h n).
 """
 
 from __future__ import annotations
@@ -29,31 +29,29 @@ from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.chip import Chip, Cost
 from simulators.costs.gemm.fitted import products_of, quickest
+from simulators.hardware.shared import shared_constants
 
 Floats = NDArray[np.float64]
 
 GATES: Mapping[str, int] = {"lstm": 4, "gru": 3, "vanilla": 1}
 """Matrices of a recurrent cell that are multiplied with its state in every step."""
 
-_GATE_S = 12e-6  # of a step, for each gate: launches of its kernels
-_FILTER_S = 100e-6  # of the filter pass: packing, and reductions of the biases
-_SLOWNESS = (1e-7, 0.25)  # latency of a device whose launches take as long as that, and the power that they go with
-_PASSES = 10.0  # element-wise over gates and state in each step: small kernels at poor bandwidth
-_UNSPLIT = (16, 32)  # batches beyond the first, up to the second, run on a kernel that does not split K
-
 
 def recurrent(chip: Chip, gates: ArrayLike, hidden: ArrayLike, batch: ArrayLike, steps: ArrayLike) -> Cost:
     """Costs [..., 3] of the forward, backward-data and backward-filter pass. gates: 4 LSTM, 3 GRU, 1 vanilla."""
     g, h, n, t = (np.asarray(value, float) for value in np.broadcast_arrays(gates, hidden, batch, steps))
     element = np.asarray(chip.element_bytes)
-    slowness = (np.asarray(chip.latency_s) / _SLOWNESS[0]) ** _SLOWNESS[1]
+    shared = shared_constants().recurrent
+    slowness = (np.asarray(chip.latency_s) / shared.usual_latency_s) ** shared.latency_power
     # without launches where one kernel runs all steps
-    begin, overhead = _fixed(chip, _GATE_S * slowness * g + _PASSES * element * (g + 1) * h * n / chip.bandwidth, g)
+    passes_s = shared.passes * element * (g + 1) * h * n / chip.bandwidth
+    begin, overhead = _fixed(chip, shared.gate_s * slowness * g + passes_s, g)
     forward = begin + t * (overhead + _step(chip, (g, h, n), depth=h, repeats=g))  # a GEMM for each gate, side by side
     # the gates' gradients in one product
     data = begin + t * (overhead + _step(chip, (g, h, n), depth=g * h, repeats=np.ones_like(g)))
     # one product over all steps, after the last
-    weights = quickest(products_of(chip, (g * h, h, n * t)))[0] + np.asarray(chip.launch_s) + _FILTER_S * slowness
+    product_s = quickest(products_of(chip, (g * h, h, n * t)))[0]
+    weights = product_s + np.asarray(chip.launch_s) + shared.filter_s * slowness
     flop, traffic = 2 * g * h * h * n * t, element * t * (g * h * h + (g + 1) * h * n)
     # states and gradients of all steps are read once, weights written once
     last = element * (g * h * n * t + h * n * t + g * h * h)
@@ -84,4 +82,5 @@ def _step(chip: Chip, sizes: tuple[Floats, Floats, Floats], *, depth: Floats, re
     # a soft maximum: arithmetic, traffic and the chain of loads overlap in part
     unsplit = np.sqrt(sum(np.square(part) for part in parts))
     # between small and large batches, libraries run one kernel
-    return np.where((n > _UNSPLIT[0]) & (n <= _UNSPLIT[1]), unsplit, split)
+    shared = shared_constants().recurrent
+    return np.where((n > shared.unsplit_above) & (n <= shared.unsplit_up_to), unsplit, split)

@@ -70,6 +70,32 @@ class SharedConvolution(Frozen):
     fft_rate: Positive
 
 
+class SharedRecurrent(Frozen):
+    """Numbers of recurrent layers (`simulators.costs.recurrent`).
+
+    gate_s: of a step, for each gate: launches of its kernels [s]. filter_s: of the filter pass: packing, and reductions
+    of the biases [s]. usual_latency_s: latency of a device whose launches take as long as that [s]; those of others go
+    with its latency_power. passes: element-wise over gates and state in each step: small kernels at poor bandwidth.
+    unsplit_above, unsplit_up_to: batches that run on a kernel that does not split K.
+    """
+
+    gate_s: Positive
+    filter_s: Positive
+    usual_latency_s: Positive
+    latency_power: Positive
+    passes: Positive
+    unsplit_above: Positive
+    unsplit_up_to: Positive
+
+
+class SharedCollective(Frozen):
+    """The protocol with a flag in every word (`simulators.costs.collective`): latency and bytes over those of
+    others."""
+
+    flag_latency: Positive
+    flag_bytes: Positive
+
+
 class SharedConstants(SourcedValue):
     """Numbers that all devices share.
 
@@ -85,6 +111,8 @@ class SharedConstants(SourcedValue):
     gemm: SharedGemm
     library: SharedLibrary
     convolution: SharedConvolution
+    recurrent: SharedRecurrent
+    collective: SharedCollective
 
 
 @cache
