@@ -30,6 +30,7 @@ from dse_traces.design import (
     group_name,
     located,
 )
+from dse_traces.laws.assumed_changes import assumed_changes
 from dse_traces.laws.contention import assumed_laws, learn_laws
 from dse_traces.laws.machine import ProfiledMachine, machine_named
 from dse_traces.laws.task_graph import EXPECTED, Contended, contended
@@ -186,15 +187,16 @@ class ProfileBackend(Backend):
         return what_ifs.run(_plan(design, what_ifs)).timeline
 
     def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
-        """Constants of the machine with their sources, those of costs of operators where another GPU computes; and what
-        share of the time of kernels is of unknown kind.
+        """Constants of the machine with their sources, those of costs of operators where another GPU computes; assumed
+        effects of changes; and what share of the time of kernels is of unknown kind.
         """
         assert isinstance(design, ProfileDesign)
         unread = () if design.plan.gpu else _OF_COSTS
         unknown = unknown_kernels(self._what_ifs(design).model.profile)
         named = f"by the names of kernels, taken as computation: {unknown.largest}; {unknown.way_out}"
         share = [("workload.unknown_share", unknown.share, "measured", named)] if unknown.counts else []
-        return [*share, *(fact for fact in design.system.facts() if not fact[0].startswith(unread))]
+        changes = assumed_changes().facts_below("changes")
+        return [*share, *changes, *(fact for fact in design.system.facts() if not fact[0].startswith(unread))]
 
     def _what_ifs(self, design: BaseModel) -> WhatIfs:
         """The run of a design on its machine, remembered."""

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
+from dse_traces.laws.assumed_changes import assumed_changes
 from dse_traces.laws.contention import ON_SMS
 from dse_traces.laws.task_graph import EXPECTED, Contended, Structure
 from dse_traces.profile.kernel_classes import COMMUNICATES, MOVED
@@ -23,8 +22,6 @@ from dse_traces.profile.kernel_classes import COMMUNICATES, MOVED
 FOLLOWS = ("element-wise", "norm", "softmax")
 """Classes of kernels that can run as a part of the one before."""
 _BY_ROWS = ("norm", "softmax")
-_VANISHES = np.array([1.0, 2 / 3, 1 / 3])  # of the time of the second kernel, in each case of the laws (assumed)
-_OF_ROWS = np.array([2 / 3, 1 / 3, 0.0])  # the same, of sums over rows after a GEMM (assumed)
 _NEIGHBOURS_S = 10e-6  # by which a kernel that follows another one begins after it at most
 _SAME_S = 1.5e-6  # by which kernels of one stream may overlap
 
@@ -33,11 +30,12 @@ def fuse(model: Contended, structure: Structure) -> Structure:
     """A structure in which kernels of `FOLLOWS` are parts of the kernel before, where they wait for nothing else."""
     kinds, alone = model.profile.kernels["kind"].tolist(), model.alone_s[EXPECTED]
     launches, fused = list(structure.launch_s), dict[int, tuple[float, ...]]()
+    assumed = assumed_changes()
     for kernel, before in enumerate(structure.previous):
         if before < 0 or not _may_fuse(model, structure, kernel, before):
             continue
         on_sms = kinds[before] in ON_SMS
-        share = _OF_ROWS if on_sms and kinds[kernel] in _BY_ROWS else _VANISHES
+        share = assumed.cases("vanishes_of_rows" if on_sms and kinds[kernel] in _BY_ROWS else "vanishes")
         most = 1.0 if on_sms else min(1.0, float(alone[before] / max(alone[kernel], 1e-12)))
         fused[kernel] = tuple((1 - most * share).tolist())
         launches[kernel] = float("nan")

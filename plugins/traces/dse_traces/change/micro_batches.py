@@ -27,6 +27,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from dse_traces.laws.assumed_changes import assumed_changes
 from dse_traces.laws.contention import ON_SMS
 from dse_traces.laws.task_graph import EXPECTED, Contended, Host, Need, Structure
 
@@ -34,9 +35,6 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 Marks = NDArray[np.bool_]
 
-_FIXED_S = np.array([0.0, 1e-6, 2e-6])  # of a kernel that does nothing (assumed)
-_UNKNOWN = np.array([1.0, 1.1, 1.25])  # factor on the time of two halves of a kernel whose CTAs are not known (assumed)
-_LATENCY = np.array([0.5, 1.0, 2.0])  # of a collective, over that of the machine (assumed)
 _ONCE = "optimizer"
 _BOTH = (0, 1)
 
@@ -105,14 +103,15 @@ def halved(model: Contended) -> Halved:
 def penalties(model: Contended) -> Floats:
     """Factor on the time of each kernel that runs in two halves, in each case of the laws [3, N]."""
     profile, sms, seconds = model.profile, model.laws.sms, np.maximum(model.alone_s[EXPECTED], 1e-9)
-    fixed = 1 + np.minimum(_FIXED_S[:, None] / seconds, 1.0)
+    assumed = assumed_changes()
+    fixed = 1 + np.minimum(assumed.cases("fixed_s")[:, None] / seconds, 1.0)
     of_groups = np.append(model.latency_s, 0.0)[model.group]  # what is no collective has the group -1
-    latency = 1 + np.minimum(of_groups * _LATENCY[:, None] / seconds, 1.0)
+    latency = 1 + np.minimum(of_groups * assumed.cases("latency")[:, None] / seconds, 1.0)
     ctas = profile.kernels["ctas"].to_numpy(float, na_value=np.nan)
     with np.errstate(invalid="ignore"):
         waves = 2 * np.ceil(np.ceil(ctas / 2) / sms) / np.ceil(ctas / sms)
     by_waves = np.array([np.ones_like(waves), (1 + waves) / 2, waves])
-    on_sms = np.where(np.isfinite(waves), by_waves, _UNKNOWN[:, None])
+    on_sms = np.where(np.isfinite(waves), by_waves, assumed.cases("halves_unknown")[:, None])
     heavy = profile.kernels["kind"].isin(ON_SMS).to_numpy(bool)
     computed = np.where(heavy, np.maximum(on_sms, fixed), fixed)
     return np.asarray(np.where(profile.is_collective, latency, computed))

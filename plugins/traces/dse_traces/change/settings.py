@@ -26,6 +26,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dse_traces.laws.assumed_changes import assumed_changes
 from dse_traces.laws.machine import ProfiledMachine
 from dse_traces.laws.task_graph import EXPECTED, Contended
 from dse_traces.profile.kernels import Marks
@@ -62,7 +63,6 @@ _PATTERNS: Mapping[str, Pattern] = {
 }
 _ADDS = ("all_reduce", "reduce_scatter")
 _USUAL_BYTES = 64e6  # of a collective whose payload is not known, for ratios
-_SHARE_SPREAD = np.array([0.7, 1.0, 1.4])  # of the share of a time that SMs explain (assumed)
 _SHORTEST = 1e-3  # of its time that is left of a collective
 MANY = 2.0
 """Times as long as links need, from which on a collective waits for late ranks, or a link is slower."""
@@ -186,7 +186,7 @@ class Effects:
             most = moves
         sms = float(self.model.group_sms[group])
         of_byte = float(self.model.laws.rate.seconds_per_byte(sms)) if sms else 0.0
-        bound = np.minimum(_SHARE_SPREAD * payload * of_byte / times.mean(), 1.0)
+        bound = np.minimum(assumed_changes().cases("share_spread") * payload * of_byte / times.mean(), 1.0)
         return Terms(
             pattern,
             payload,
