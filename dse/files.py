@@ -42,7 +42,7 @@ _ONE_WORD = 0.75  # likeness from which on two words are one that is misspelt
 
 def files_below(folder: Path, pattern: str) -> list[Path]:
     """Paths below a folder that fit a pattern, sorted; what vanishes or cannot be read meanwhile is left out."""
-    return sorted(folder / name for name in glob.iglob(pattern, root_dir=folder))  # noqa: PTH207 (Path.glob raises)
+    return sorted(map(folder.joinpath, glob.iglob(pattern, root_dir=folder)))  # noqa: PTH207 (Path.glob raises)
 
 
 def irregular(path: Path, most: int = MOST_BYTES) -> str:
@@ -150,8 +150,8 @@ def read_csv(
     # the reader of CSV sees line ends inside quotes
     text = StringIO(read_text(path, where, most=most, way_out=way_out), newline="")
     numbered = [(number, line) for number, line in enumerate(text, 1) if not line.startswith("#")]
-    reader, check = csv.reader((line for _, line in numbered), strict=True), Problems()
-    numbers = [1, *(number for number, _ in numbered)]  # of the lines that the reader counts
+    reader, check = csv.reader([line for _, line in numbered], strict=True), Problems()
+    numbers = [1, *[number for number, _ in numbered]]  # of the lines that the reader counts
     try:
         columns = [name.strip() for name in next(reader, [])]
         header = numbers[reader.line_num]
@@ -159,7 +159,7 @@ def read_csv(
         check.done()
         rows = list[tuple[int, dict[str, str]]]()
         for cells in reader:
-            line, stripped = numbers[reader.line_num], [cell.strip() for cell in cells]
+            line, stripped = numbers[reader.line_num], list(map(str.strip, cells))
             if len(cells) > len(columns):
                 check.add(f"{path.name}, line {line}", f"has {len(cells)} cells for {len(columns)} columns")
             elif any(stripped):

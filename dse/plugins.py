@@ -209,7 +209,13 @@ def is_research(target: str) -> bool:
 
 def roots() -> tuple[str, ...]:
     """Our top-level packages, and the packages that other distributions offer."""
-    return (*PACKAGES, *(entry.value for entries in _entries(OFFERED).values() for entry in entries))
+    return (*PACKAGES, *_offered(OFFERED))
+
+
+@cached_until_refresh
+def _offered(group: str) -> tuple[str, ...]:
+    """What the entry points of a group name."""
+    return tuple(entry.value for entries in _entries(group).values() for entry in entries)
 
 
 @cached_until_refresh

@@ -231,8 +231,8 @@ class _Pieces:
     def _axes(self) -> int:
         """Number of axes of the grid that arrays broadcast over."""
         moved = self.overlap.collective
-        numbers = (*(value for _, value, _ in leaves(self.system)), *self._size, moved.rows, moved.cols)
-        return max((number.ndim for number in numbers if isinstance(number, np.ndarray)), default=0)
+        numbers = [*[value for _, value, _ in leaves(self.system)], *self._size, moved.rows, moved.cols]
+        return max([number.ndim for number in numbers if isinstance(number, np.ndarray)], default=0)
 
     @cached_property
     def gemm_s(self) -> Floats:

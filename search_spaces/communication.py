@@ -76,7 +76,7 @@ class Means:
 
     def copy(self, route: Route, active: Sequence[Route]) -> RouteCopy:
         """Common numbers of transfers over a route while the routes `active` run at once."""
-        key = (route.peer, *(other.peer for other in active))
+        key = (route.peer, *[other.peer for other in active])
         if key not in self._copies:
             pace = rate(self.system, route, active, by=self.mode)
             exclusive_link = len(route.loads) == 1 and "port" not in route.loads
@@ -221,11 +221,11 @@ class Communication:
         before = self._kernel(label, after, means) if means.by_kernels else list(after)
         before = self._sync(label, before)
         transfers: dict[int, int] = {}
-        for _, group in groupby(sorted(amounts, key=lambda item: item[0].step), key=lambda item: item[0].step):
-            concurrent = list(group)
+        for step in sorted({route.step for route, _ in amounts}):
+            concurrent = [item for item in amounts if item[0].step == step]
             tasks = self._add_transfers(label, concurrent, before, means)
-            transfers |= dict(zip((route.peer for route, _ in concurrent), tasks, strict=True))
-            before = tasks if any(route.step for route, _ in amounts) else before
+            transfers |= dict(zip([route.peer for route, _ in concurrent], tasks, strict=True))
+            before = tasks if {route.step for route, _ in amounts} != {0} else before
         means.last_step = list(transfers.values())
         self._kernel_of |= dict.fromkeys(means.last_step, means.last_step if means.by_kernels else [])
         return [transfers[route.peer] for route, _ in amounts]

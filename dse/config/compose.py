@@ -86,8 +86,8 @@ class _Composer:
         from hydra.core.override_parser.overrides_parser import OverridesParser
         from hydra.errors import HydraException
 
-        lines = []
-        words, spoilt = spelling.mend(texts, self.groups())
+        lines, groups = [], self.groups()
+        words, spoilt = spelling.mend(texts, groups)
         self.problems.extend(spoilt)
         for text in words:
             try:
@@ -103,10 +103,10 @@ class _Composer:
             is_added = override.is_add() or override.is_force_add()
             kind = "delete" if override.is_delete() else "add" if is_added else "change"
             name = override.key_or_group
-            key = option if (option := name.removesuffix(".name")) in self.groups() else name
+            key = option if (option := name.removesuffix(".name")) in groups else name
             sweep = bool(override.is_sweep_override())
             value = None if kind == "delete" else override.value()
-            if key in self.groups() and isinstance(value, int | float):  # `false` and `1` name options, or none
+            if key in groups and isinstance(value, int | float):  # `false` and `1` name options, or none
                 value = text.partition("=")[2]
             lines.append(_Line(text, key, value, kind, sweep))
         return lines

@@ -124,12 +124,13 @@ def _merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
                 tree[name] = {}
             _merge(tree[name], value)
         elif value != _MISSING or name not in tree:  # a mark does not erase a value
-            tree[name] = _copy(value)
+            tree[name] = _copy(value) if isinstance(value, list) else value
 
 
 def _copy(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(name): _copy(inner) for name, inner in value.items()}  # OmegaConf's keys may be numbers
+        # OmegaConf's keys may be numbers; most values are no trees, and need no call
+        return {str(name): _copy(inner) if isinstance(inner, dict | list) else inner for name, inner in value.items()}
     return [_copy(inner) for inner in value] if isinstance(value, list) else value
 
 

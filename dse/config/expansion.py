@@ -44,7 +44,7 @@ def check(tree: Any) -> None:
     weigher = _Weigher(tree)
     try:
         weight = 0
-        for place, text in _texts(tree, ()):
+        for place, text in _texts(tree):
             weight += weigher.text(place, text)
             if weight > MOST_WEIGHT:
                 rule = f"interpolations make the configuration larger than {MOST_WEIGHT:,} characters"
@@ -55,21 +55,26 @@ def check(tree: Any) -> None:
 
 def interpolates(tree: Any) -> bool:
     """True if any text of a tree has an interpolation."""
-    return any("${" in text for _, text in _texts(tree, ()))
+    return "${" in "\0".join([text for _, text in _texts(tree)])
 
 
-def _texts(node: Any, place: _Place) -> Iterator[tuple[_Place, str]]:
-    for name, inner in _inner(node):
-        yield from _texts(inner, (*place, name))
-    if isinstance(node, str):
-        yield place, node
+def _texts(tree: Any) -> list[tuple[_Place, str]]:
+    """Places and texts of a tree, in the order of a reader."""
+    texts, stack = list[tuple[_Place, str]](), [(tuple[str, ...](), tree)]
+    while stack:
+        place, node = stack.pop()
+        if isinstance(node, str):
+            texts.append((place, node))
+        elif isinstance(node, Mapping | list):
+            stack += [((*place, name), inner) for name, inner in reversed(_inner(node))]
+    return texts
 
 
-def _inner(node: Any) -> Iterator[tuple[str, Any]]:
+def _inner(node: Any) -> list[tuple[str, Any]]:
+    """Names and values of what a tree holds; none of what is no tree."""
     if isinstance(node, Mapping):
-        yield from ((str(name), inner) for name, inner in node.items())
-    elif isinstance(node, list):
-        yield from ((str(index), inner) for index, inner in enumerate(node))
+        return [(str(name), inner) for name, inner in node.items()]
+    return [(str(index), inner) for index, inner in enumerate(node)] if isinstance(node, list) else []
 
 
 class _Weigher:
@@ -84,7 +89,7 @@ class _Weigher:
             return self.text(place, node)
         if place not in self._known:
             self._known[place] = 0  # whatever comes back to itself is for OmegaConf to refuse
-            self._known[place] = 1 + sum(self.node((*place, name), inner) for name, inner in _inner(node))
+            self._known[place] = 1 + sum([self.node((*place, name), inner) for name, inner in _inner(node)])
         return self._known[place]
 
     def text(self, place: _Place, text: str) -> int:
@@ -160,7 +165,10 @@ def limit_cpu_time(seconds: float = MOST_SECONDS, work: Problem = _COMPOSED) -> 
 def with_text_keys(tree: Any) -> Any:
     """A tree whose keys are all text, so that every path can be written."""
     if isinstance(tree, dict):
-        return {str(key): with_text_keys(value) for key, value in tree.items()}
+        # most values are no trees, and need no call
+        return {
+            str(key): with_text_keys(value) if isinstance(value, dict | list) else value for key, value in tree.items()
+        }
     return [with_text_keys(value) for value in tree] if isinstance(tree, list) else tree
 
 
@@ -313,7 +321,7 @@ def inexact(tree: Mapping[str, Any], knobs: Sequence[Knob]) -> list[Problem]:
     """Problems of whole numbers that a 64-bit float rounds: of a configuration, and the first of each of its knobs."""
     rule = "is a whole number beyond 2**53, which a table of results would round"
     first = ((f"space.{knob.path}", next(filter(_is_inexact, knob.values), None)) for knob in knobs)
-    large = [(path, value) for path, value in [*_numbers(tree, ""), *first] if _is_inexact(value)]
+    large = [*_inexact_below(tree), *((path, value) for path, value in first if _is_inexact(value))]
     return [Problem(path, rule, value, "write a smaller number, or a text in quotes") for path, value in large]
 
 
@@ -321,13 +329,16 @@ def _is_inexact(value: object) -> bool:
     return isinstance(value, int) and abs(value) > LARGEST_WHOLE
 
 
-def _numbers(node: Any, path: str) -> Iterator[tuple[str, int]]:
-    """(dotted path, value) of the whole numbers of a tree."""
-    if isinstance(node, int):
-        yield path, node
-    elif isinstance(node, Mapping | list):
-        for name, value in node.items() if isinstance(node, Mapping) else enumerate(node):
-            yield from _numbers(value, f"{path}.{name}".lstrip("."))
+def _inexact_below(tree: Any) -> list[tuple[str, int]]:
+    """(dotted path, value) of the whole numbers of a tree that a 64-bit float rounds, in the order of a reader."""
+    numbers, stack = list[tuple[str, int]](), [("", tree)]
+    while stack:
+        path, node = stack.pop()
+        if isinstance(node, int) and abs(node) > LARGEST_WHOLE:
+            numbers.append((path, node))
+        elif isinstance(node, Mapping | list):
+            stack += [(f"{path}.{name}".lstrip("."), value) for name, value in reversed(_inner(node))]
+    return numbers
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -98,7 +98,7 @@ def override_key(group: str, folders: Sequence[Path]) -> str:
     >>> [override_key(group, conf_dirs()) for group in ("gpu", "system", "technology")]
     ['gpu@system.gpu', 'system', 'technology']
     """
-    files = [path for folder in folders for path in files_below(folder / group, "*.yaml")]
+    files = next(filter(None, (files_below(folder / group, "*.yaml") for folder in folders)), [])
     header = read_text(files[0], str(files[0])).partition("\n")[0].partition("# @package ")[2] if files else ""
     section = header.partition(".")[0]
     is_elsewhere = section not in ("", group) and group not in _groups_at_root()

@@ -111,6 +111,9 @@ def hidden(text: str) -> str:
     return text
 
 
+_REDACTED = (str, Mapping, list, tuple)
+
+
 def redact(tree: Any) -> Any:
     """A tree, or a text such as an override, that may be written down: without passwords and what is named a secret.
 
@@ -118,7 +121,10 @@ def redact(tree: Any) -> Any:
     {'store': {'url': 'postgresql://me:***@host/db'}, 'api_key': '***', 'tokens': 3}
     """
     if isinstance(tree, Mapping):
-        return {key: HIDDEN if _is_secret(key, value) else redact(value) for key, value in tree.items()}
+        return {
+            key: HIDDEN if _is_secret(key, value) else redact(value) if isinstance(value, _REDACTED) else value
+            for key, value in tree.items()
+        }
     if isinstance(tree, (list, tuple)):
         return [redact(value) for value in tree]
     if not isinstance(tree, str):

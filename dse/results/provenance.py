@@ -254,7 +254,8 @@ def _parts(start: str) -> dict[str, str]:
         parts[name] = module.syntax
         parts |= _data_hashes(path, module.files)
         if name not in _JUDGES:  # what they import moves values
-            imported = {other for other in _imported(name, path, module) if _is_followed(other.partition(".")[0], tops)}
+            targets = _import_targets(name, path, module)
+            imported = [other for other in targets if _is_followed(other.partition(".")[0], tops)]
             waiting |= {place for other in imported for place in _with_parents(other)} - set(parts)
     if len(summaries) > num_before:
         _remember(summaries)
@@ -297,20 +298,20 @@ def _path_of(name: str) -> Path | None:
         return None
     path = place.joinpath(top, *below)
     candidates = (path / "__init__.py", path.with_name(f"{path.name}.py"))
-    return next((candidate for candidate in candidates if candidate.is_file()), None)
+    return next(filter(Path.is_file, candidates), None)
 
 
-def _imported(name: str, path: Path, module: ModuleSummary) -> Iterator[str]:
-    """Yield the dotted names that a module may import, those of plug-ins included; not all are modules."""
+def _import_targets(name: str, path: Path, module: ModuleSummary) -> set[str]:
+    """The dotted names that a module may import, those of plug-ins included; not all are modules."""
+    targets = set[str]()
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     for text in module.imports:
         dots = len(text) - len(text.lstrip("."))
         parent = package.rsplit(".", dots - 1)[0] if dots else ""  # one dot is the package itself
-        dotted = f"{parent}.{text[dots:]}" if dots else text
-        yield dotted
+        targets.add(f"{parent}.{text[dots:]}" if dots else text)
     for kind in module.kinds:
-        for plugin in plugins.names(kind):
-            yield plugins.target(kind, plugin).partition(":")[0]
+        targets.update([plugins.target(kind, plugin).partition(":")[0] for plugin in plugins.names(kind)])
+    return targets
 
 
 @functools.cache
@@ -332,9 +333,10 @@ def _data_files(path: Path, name: str) -> Sequence[Path]:
 
 def _shipped_data() -> Mapping[str, Sequence[Path]]:
     files = defaultdict[str, list[Path]](list)
-    for file in (path for folder in conf_dirs() for path in sorted((folder / "data").rglob("*"))):
-        if file.is_file():
-            files[file.name].append(file)
+    for folder in conf_dirs():
+        for file in sorted((folder / "data").rglob("*")):
+            if file.is_file():
+                files[file.name].append(file)
     return files
 
 
@@ -430,7 +432,7 @@ def _is_summary(value: Any) -> bool:
         return False
     syntax, *lists = value
     names = [name for names in lists if isinstance(names, list | tuple) for name in names]
-    return {type(syntax), *map(type, names)} == {str} and all(isinstance(names, list | tuple) for names in lists)
+    return {type(syntax), *map(type, names)} == {str} and set(map(type, lists)) <= {list, tuple}
 
 
 def _remember(summaries: Mapping[str, Any]) -> None:

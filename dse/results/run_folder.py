@@ -119,8 +119,8 @@ class Outputs:
     def create(cls, root: Path, study: str) -> Outputs:
         """A new folder; a second run within the same second gets a suffix. Raises OSError."""
         stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-        for suffix in ["", *(f"_{number}" for number in range(1, 1000))]:
-            folder = root / study / f"{stamp}{suffix}"
+        for number in range(1000):
+            folder = root / study / (f"{stamp}_{number}" if number else stamp)
             try:
                 folder.mkdir(parents=True)
             except FileExistsError:

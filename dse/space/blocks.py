@@ -48,7 +48,7 @@ class Block:
     @property
     def size(self) -> int:
         """Number of points."""
-        return math.prod(len(values) for values in self.axes.values())
+        return math.prod(map(len, self.axes.values()))
 
     @property
     def batch(self) -> Batch | None:
@@ -290,7 +290,7 @@ def _structure(part: Any) -> tuple[Any, ...]:
     """Structural leaves of a section."""
     kinds = map(type, part.values() if isinstance(part, Mapping) else [part])
     # structural values must be equal, others need only be there
-    walked = ((path, value) if marked else path for path, value, marked in leaves(part, ""))
+    walked = [(path, value) if marked else path for path, value, marked in leaves(part, "")]
     return (*kinds, *walked)
 
 

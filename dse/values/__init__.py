@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 import numpy as np
@@ -117,12 +117,12 @@ unread: keys of a foreign file that may change the answer and that no model read
 """
 
 
-def leaves(value: Any, path: str = "", structural: bool = False) -> Iterator[tuple[str, Any, bool]]:
+def leaves(value: Any, path: str = "", structural: bool = False) -> list[tuple[str, Any, bool]]:
     """(dotted path, value, structural) of every leaf of a frozen model, or of what a field holds; labels left out.
 
     path, structural: of the field. What is no number is structural anyhow.
     """
-    stack = [(path, value, structural)]  # not by recursion: every key of a point is made of them
+    walked, stack = list[tuple[str, Any, bool]](), [(path, value, structural)]  # every key of a point is made of them
     while stack:
         path, value, structural = stack.pop()
         if isinstance(value, BaseModel):
@@ -134,7 +134,8 @@ def leaves(value: Any, path: str = "", structural: bool = False) -> Iterator[tup
             stack += [(f"{path}.{key}", item, structural) for key, item in value.items()][::-1]
         else:
             numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
-            yield path, value, structural or not numeric
+            walked.append((path, value, structural or not numeric))
+    return walked
 
 
 def has_axis(model: BaseModel, path: str) -> bool:
@@ -161,8 +162,8 @@ def has_axis(model: BaseModel, path: str) -> bool:
 @functools.cache
 def _marked(kind: type[BaseModel]) -> frozenset[str]:
     """Names of the fields of a model that are marked as structural."""
-    extras = ((name, field.json_schema_extra) for name, field in kind.model_fields.items())
-    return frozenset(name for name, extra in extras if isinstance(extra, dict) and extra.get("structural"))
+    extras = [(name, field.json_schema_extra) for name, field in kind.model_fields.items()]
+    return frozenset([name for name, extra in extras if isinstance(extra, dict) and extra.get("structural")])
 
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -270,15 +271,19 @@ def _part_lane(part: Any, path: str, axes: Mapping[str, NDArray[Any]]) -> tuple[
     """Sum of the hashes of what a field holds, its axes left out; parts are shared by designs and hashed once."""
     if any(axis.startswith(path) for axis in axes) or not isinstance(part, BaseModel):
         return _sum(part, path, axes)
-    return _parts.get(lambda: _sum(part, path, {}), part, key=path)
+    lane = _parts.find(part, key=path)
+    return _parts.keep(_sum(part, path, {}), part, key=path) if lane is None else lane
 
 
 _parts = Memo[tuple[int, int]](4096)
 
 
 def _sum(part: Any, path: str, axes: Mapping[str, NDArray[Any]]) -> tuple[int, int]:
-    part_leaves = leaves(part, path[:-1])
-    return _add(_lane(f"{name} = {_canonical(value)!r}") for name, value, _ in part_leaves if name not in axes)
+    lanes = list[tuple[int, int]]()
+    for name, value, _ in leaves(part, path[:-1]):
+        if name not in axes:
+            lanes.append(_lane(f"{name} = {_canonical(value)!r}"))
+    return _add(lanes)
 
 
 def _add(hashes: Iterable[tuple[int, int]]) -> tuple[int, int]:
@@ -324,5 +329,5 @@ def _canonical(value: Any) -> Any:
         return [_canonical(item) for item in value]
     if isinstance(value, BaseModel):
         # the order of fields in a file does not matter
-        return sorted((path, _canonical(item)) for path, item, _ in leaves(value))
+        return sorted([(path, _canonical(item)) for path, item, _ in leaves(value)])
     return value + 0.0 if isinstance(value, float) else value  # -0.0 is 0.0

@@ -138,17 +138,17 @@ def rate(
     idle engines of its link: over `whole` engines, or `even`ly, as if copies could share an engine. CU kernels: c CUs
     that move r bytes/s each reach `link_utilisation(c r / B)` of the links in use, which have B in all.
     """
-    capacity = links(system.node)
+    capacity, crossed = links(system.node), [name for other in active for name in other.loads]
     shares = [
         # routes that are not active alone share with none
-        np.asarray(capacity[name]) / (load * sum(name in other.loads for other in active) or 1)
+        np.asarray(capacity[name]) / (load * crossed.count(name) or 1)
         for name, load in route.loads.items()
     ]
     link = np.asarray(np.min(np.broadcast_arrays(*shares), axis=0))  # the scarcest link on the way
     if by.engine == "dma":
         dma = system.gpu.dma
         # copies that share the engines of a link
-        at_once = max(sum(name in other.loads for other in active) for name in route.loads) or 1
+        at_once = max(map(crossed.count, route.loads)) or 1
         # engines are spread over the links
         engines = min(len(route.loads) * max(1, dma.num_engines // len(capacity)), dma.num_engines)
         # no copy goes without an engine
@@ -350,7 +350,7 @@ def beside_engines(gpu: Gpu, *, withheld: ArrayLike) -> Floats:
 def _cu_fill(system: System, active: Sequence[Route], by: TransferMode) -> Floats:
     used = {name for other in active for name in other.loads}  # each link once, however many routes share it
     capacity = links(system.node)
-    return kernel_share(system, by, sum(np.asarray(capacity[name]) for name in sorted(used)))
+    return kernel_share(system, by, sum([np.asarray(capacity[name]) for name in sorted(used)]))
 
 
 def kernel_share(system: System, by: TransferMode, bytes_per_s: ArrayLike) -> Floats:

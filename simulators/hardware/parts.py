@@ -5,7 +5,7 @@ Field names carry SI units. Numbers live in `conf/gpu/*.yaml`, each with its sou
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Self, TypeVar
 
 from pydantic import BaseModel, Field, model_validator
@@ -53,9 +53,9 @@ LACKS = "`python -m dse machine list` shows which machines have it; or give it w
 class Grown(Frozen):
     """A part of a system with fields added later; a field of None is left out, so that old designs keep their keys."""
 
-    def __iter__(self) -> Generator[tuple[str, Any], None, None]:
+    def __iter__(self) -> Iterator[tuple[str, Any]]:  # type: ignore[override] # of a list, as it is asked often
         """Iterate over the fields that are not None."""
-        yield from ((name, value) for name, value in super().__iter__() if value is not None)
+        return iter([(name, value) for name, value in super().__iter__() if value is not None])
 
 
 class Tile(Frozen):

@@ -20,9 +20,10 @@ from __future__ import annotations
 import hashlib
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from itertools import chain
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, Literal, get_args
@@ -145,18 +146,21 @@ def residuals_folder() -> Path:
 def shipped_residuals() -> Residuals:
     """Residuals of public tables, as shipped. Raises ConfigError for a table that cannot be read."""
     files = sorted(residuals_folder().glob("*.csv"))
-    return Residuals(tuple(group for file in files for group in read_groups(file)))
+    return Residuals(tuple(chain.from_iterable(map(read_groups, files))))
 
 
-def read_groups(file: Path) -> Iterator[ResidualGroup]:
-    """Yield the groups of a table. Raises ConfigError."""
+def read_groups(file: Path) -> list[ResidualGroup]:
+    """The groups of a table. Raises ConfigError."""
+    groups = list[ResidualGroup]()
     for line, cells in read_csv(file, needed=COLUMNS).rows:
-        numbers = {name: float(cells[name]) for name in ("low", "median", "high", "common")}
-        if not numbers["low"] <= numbers["median"] <= numbers["high"]:
+        low, median, high, common = map(float, map(cells.__getitem__, ("low", "median", "high", "common")))
+        if not low <= median <= high:
             rule = "must have low <= median <= high"
             raise ConfigError([Problem(f"{file.name}, line {line}", rule, cells["median"])])
-        values: dict[str, Any] = {**cells, **numbers, "rows": int(cells["rows"])}
-        yield ResidualGroup(**{name: values[name] for name in COLUMNS})
+        values: dict[str, Any] = dict(zip(COLUMNS, map(cells.__getitem__, COLUMNS), strict=True))
+        numbers = {"low": low, "median": median, "high": high, "common": common, "rows": int(cells["rows"])}
+        groups.append(ResidualGroup(**{**values, **numbers}))
+    return groups
 
 
 def single(value: Any) -> float:

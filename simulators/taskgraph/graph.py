@@ -269,9 +269,9 @@ class _Columns:
 
     def align(self) -> tuple[tuple[int, ...], tuple[Floats, ...]]:
         """Shape of the grid, and the columns with as many axes. Raises ValueError if they do not broadcast."""
-        shape = np.broadcast_shapes((1,), *(value.shape for value in self.values))
+        shape = np.broadcast_shapes((1,), *[value.shape for value in self.values])
         # axes are aligned at the last one, as NumPy does
-        return shape, tuple(value.reshape((1,) * (len(shape) - value.ndim) + value.shape) for value in self.values)
+        return shape, tuple([value.reshape((1,) * (len(shape) - value.ndim) + value.shape) for value in self.values])
 
 
 @dataclass
@@ -333,7 +333,7 @@ class GraphBuilder:
         """
         index = len(self._tasks)
         # tasks come in topological order, so that engines never sort them
-        if any(not 0 <= predecessor < index for predecessor in after):
+        if after and not 0 <= min(after) <= max(after) < index:
             raise ValueError(f"task {name!r}: predecessors {list(after)} must be tasks added before it ({index})")
         # taken out of the options, so that numbers are left
         places = {key: options.pop(key, default) for key, default in _PLACE.items()}
@@ -399,14 +399,14 @@ class GraphBuilder:
         names = dict.fromkeys(name for pair in self._slowed for name in pair)
         groups = {name: place for place, name in enumerate(names)}
         return {
-            "tasks": tuple(task.name for task in tasks),
-            "kinds": tuple(task.kind for task in tasks),
-            "lanes": tuple(task.lane or task.kind for task in tasks),  # a timeline's row: its kind unless named
-            "limiters": tuple(task.limiter or task.kind for task in tasks),
+            "tasks": tuple([task.name for task in tasks]),
+            "kinds": tuple([task.kind for task in tasks]),
+            "lanes": tuple([task.lane or task.kind for task in tasks]),  # a timeline's row: its kind unless named
+            "limiters": tuple([task.limiter or task.kind for task in tasks]),
             "resources": tuple(self._resources),
             "pools": tuple(self._pools),
             "groups": tuple(groups),
-            "pred_ptr": np.cumsum([0, *(len(task.after) for task in tasks)], dtype=np.int32),
+            "pred_ptr": np.cumsum([0, *[len(task.after) for task in tasks]], dtype=np.int32),
             "pred": _ints([before for task in tasks for before in task.after]),
             "use_task": _ints([task for task, _ in uses]),
             "use_resource": _ints([resource for _, resource in uses]),

@@ -320,7 +320,7 @@ def _depths(graph: TaskGraph) -> list[int]:
     ptr, pred = graph.pred_ptr.tolist(), graph.pred.tolist()
     depth: list[int] = []
     for begin, end in itertools.pairwise(ptr):
-        depth.append(1 + max((depth[task] for task in pred[begin:end]), default=0))
+        depth.append(1 + max(map(depth.__getitem__, pred[begin:end]), default=0))
     return depth
 
 
