@@ -19,7 +19,7 @@ from dse.config import expansion, spelling
 from dse.config import options as option_files
 from dse.config.expansion import FEWER_VALUES, MOST_VALUES, limit_cpu_time, plain, with_text_keys
 from dse.config.options import catalogue, catalogued, catalogued_paths, catalogued_tree, listed, put_catalogued
-from dse.errors import ConfigError, Problem, assignment, did_you_mean
+from dse.errors import ConfigError, Problem, did_you_mean
 from dse.files import files_below
 from dse.space import Knob, get_path, has_path, set_path
 
@@ -453,12 +453,9 @@ def _knob(composer: _Composer, path: str, leaf: Any, groups: Mapping[str, list[s
         value = OverridesParser.create().parse_override(f"k={leaf}").value() if isinstance(leaf, str) else plain(leaf)
         knob = expansion.sweep_knob(path, value, groups)
     except (HydraException, ValueError, OverflowError) as error:
-        meant = spelling.meant_sweep(str(leaf))
-        if "".join(meant.split()) == "".join(str(leaf).split()):
-            composer.note(f"space.{path}", str(error).splitlines()[0], leaf, FEWER_VALUES)
-            return None
-        way = f"write `{assignment(f'space.{path}', meant)}`" if meant else "write choice(a,b), range(a,b,step)"
-        composer.note(f"space.{path}", f"is no sweep: {str(error).splitlines()[0]}", leaf, way)
+        rule = str(error).splitlines()[0]
+        way = FEWER_VALUES if f"at most {MOST_VALUES:,}" in rule else "write choice(a,b), range(a,b,step)"
+        composer.note(f"space.{path}", f"is no sweep: {rule}", leaf, way)
         return None
     section, _, name = path.partition(".")
     if name == "name" and section in groups:

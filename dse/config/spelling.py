@@ -10,14 +10,12 @@ from typing import Any
 
 from dse.config.options import listed, plural
 from dse.errors import NO_KNOBS, Problem, assignment, did_you_mean, nearest
-from dse.values.units import amount, meant_number, meant_quantity, unit_of
+from dse.values.units import amount, meant_number
 
 _FIRST = ("study", "simulator", "search", "schedule", "system", "workload")  # what is typed most
 Options = Mapping[str, Sequence[str]]
 _Reading = tuple[int, str, str]  # words that belong together, the rule that they break, what was meant
 _KEY = r"[+~]{0,2}[A-Za-z_][\w./@-]*"  # as Hydra's grammar has it: + adds, ~ deletes, @ names a package
-# of word processors and web pages
-_TYPOGRAPHY = str.maketrans({"“": '"', "”": '"', "„": '"', "‘": "'", "’": "'", "–": "-", "—": "-"})
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -53,16 +51,6 @@ def _unquoted(word: str) -> str:
     return f"{key}={value[1:-1]}" if re.fullmatch(r"'[^']*'", value) else word
 
 
-def _typed_in_a_text_program(words: Sequence[str], options: Options) -> _Reading | None:
-    if words[0].translate(_TYPOGRAPHY) == words[0]:
-        return None
-    # up to the closing quotation mark
-    end = next((n for n in range(1, len(words) + 1) if not _is_open(" ".join(words[:n]))), 1)
-    key, _, value = " ".join(words[:end]).translate(_TYPOGRAPHY).partition("=")
-    key = f"--{key.lstrip('-')}" if key.startswith("-") else key
-    return end, "has quotes or dashes that no shell knows", assignment(key, value.strip("\"'"))
-
-
 def _split_by_the_shell(words: Sequence[str], options: Options) -> _Reading | None:
     """A value with spaces that was typed without quotes: in brackets, or a number and its unit."""
     key, equals, value = words[0].partition("=")
@@ -81,8 +69,7 @@ def _split_by_the_shell(words: Sequence[str], options: Options) -> _Reading | No
 
 def _is_open(text: str) -> bool:
     """True if a text ends inside brackets or quotation marks."""
-    plain = text.translate(_TYPOGRAPHY)
-    return plain.count('"') % 2 == 1 or any(plain.count(left) > plain.count(right) for left, right in _BRACKETS.items())
+    return text.count('"') % 2 == 1 or any(text.count(left) > text.count(right) for left, right in _BRACKETS.items())
 
 
 def _apart_from_its_sign(words: Sequence[str], options: Options) -> _Reading | None:
@@ -110,28 +97,6 @@ def _with_another_sign(words: Sequence[str], options: Options) -> _Reading | Non
     return 1, f"has {match[2]} between path and value, not =", assignment(match[1], match[3])
 
 
-def _with_a_comma_at_its_end(words: Sequence[str], options: Options) -> _Reading | None:
-    key, equals, value = words[0].partition("=")
-    if equals and re.fullmatch(r"[^,;]+[,;]", value):  # a list is not meant to lose its comma
-        return 1, f"ends with {value[-1]}", assignment(key, value[:-1])
-    return None
-
-
-def _in_the_home_folder(words: Sequence[str], options: Options) -> _Reading | None:
-    key, equals, value = words[0].partition("=")
-    if equals and value.startswith("~/"):  # shells expand ~ at the start of a word only
-        return 1, "has a ~ that the shell leaves as it is", assignment(key, str(Path(value).expanduser()))
-    return None
-
-
-def _with_a_sign_inside(words: Sequence[str], options: Options) -> _Reading | None:
-    key, equals, value = words[0].partition("=")
-    inner = key.lstrip("+~")
-    if equals and re.search(r"\.[+~]", inner):
-        return 1, "has a + inside its path", assignment(re.sub(r"\.[+~]+", ".", inner), value, prefix="+")
-    return None
-
-
 def _without_sign(words: Sequence[str], options: Options) -> _Reading | None:
     word = words[0]
     if "=" in word or word.startswith(("~", "-")):
@@ -144,13 +109,9 @@ def _without_sign(words: Sequence[str], options: Options) -> _Reading | None:
 
 
 _RULES: tuple[Callable[[Sequence[str], Options], _Reading | None], ...] = (
-    _typed_in_a_text_program,
     _split_by_the_shell,
     _apart_from_its_sign,
     _with_another_sign,
-    _with_a_comma_at_its_end,
-    _in_the_home_folder,
-    _with_a_sign_inside,
     _without_sign,
 )
 
@@ -163,8 +124,6 @@ def nearest_key(tree: Mapping[str, Any], key: str, value: object = None) -> str:
     parts = key.split(".")
     parent, siblings = _deepest(tree, parts)
     missing = parts[len(parent)]
-    if value is not None and (way := _unit_in_name(".".join(parent), missing, str(value), siblings)):
-        return way
     path = _elsewhere(tree, key) or ".".join([*parent, *filter(None, [nearest(missing, siblings)])])
     if path == ".".join(parent):
         return did_you_mean(missing, siblings)
@@ -174,18 +133,6 @@ def nearest_key(tree: Mapping[str, Any], key: str, value: object = None) -> str:
         return nearest_key(tree, ".".join([path, *rest]), value)
     path = ".".join([path, *rest])
     return f"did you mean `{path if value is None else assignment(path, value)}`?"
-
-
-def _unit_in_name(parent: str, name: str, value: str, siblings: Sequence[str]) -> str:
-    """The way out of a name that ends in a unit as people write it (`launch_us=3`, `link_gbps=64`), or ""."""
-    stem, _, symbol = name.lower().rpartition("_")
-    for sibling in siblings:
-        unit = unit_of(sibling)
-        # a word in place of a unit
-        typed = value if amount(value) else f"{value} {'GB/s' if symbol in ('bandwidth', 'bw') else symbol}"
-        if stem and unit and sibling.startswith(f"{stem}_") and (meant := meant_quantity(typed, unit)):
-            return f"did you mean `{assignment(f'{parent}.{sibling}'.lstrip('.'), meant)}`?"
-    return ""
 
 
 def _deepest(tree: Mapping[str, Any], parts: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -275,11 +222,10 @@ def option_elsewhere(name: str, group: str, options: Options) -> str:
 def grammar_problem(text: str, error: Exception, parses: Callable[[str], bool]) -> Problem:
     """The problem of an override that Hydra's grammar refuses. parses: whether it takes another one."""
     key, _, value = text.partition("=")
-    is_call = re.match(r"\w+[(\[{]", value) is not None
-    # a call in quotes would be a text
-    candidates = [(key, meant) for meant in (meant_sweep(value), "" if is_call else f'"{value}"') if meant]
-    words = [assignment(path, meant) for path, meant in candidates if parses(f"{path}={meant}")]
-    return Problem(text, f"cannot be parsed: {_plain_reason(error)}", way_out=f"write `{words[0]}`" if words else "")
+    is_call = re.match(r"\w*[(\[{]", value) is not None  # in quotes it would be a text
+    quoted = f'"{value.rstrip(",;")}"'
+    way = "" if is_call or not parses(f"{key}={quoted}") else f"write `{assignment(key, quoted)}`"
+    return Problem(text, f"cannot be parsed: {_plain_reason(error)}", way_out=way)
 
 
 BEYOND_GRAMMAR = (AssertionError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
@@ -302,9 +248,6 @@ def _plain_reason(error: Exception) -> str:
     return reason.partition(" is incompatible")[0] + known
 
 
-_NUMBER = r"[+-]?[\d.]+(?:[eE][+-]?\d+)?"
-
-
 MOST_LISTED = 16
 """Values of a knob that a message lists one by one."""
 
@@ -315,44 +258,6 @@ def sweep_of(values: Sequence[Any]) -> str:
         step = min(later - former for former, later in pairwise(values))
         return f"range({values[0]},{values[-1] + 1},{step})"
     return f"choice({','.join(map(str, values))})"
-
-
-def meant_sweep(text: str) -> str:
-    """The sweep that a text most likely means which is none, or "".
-
-    >>> meant_sweep("range(304,64,16)"), meant_sweep("64:304:16"), meant_sweep("(64,128)")
-    ('range(64,304,16)', 'range(64,304,16)', 'choice(64,128)')
-    >>> meant_sweep("interval(4 TB/s,6 TB/s)"), meant_sweep("range(64,64)")
-    ('interval(4000000000000,6000000000000)', 'choice(64)')
-    """
-    if match := re.fullmatch(rf"({_NUMBER})(?::|\.\.)({_NUMBER})(?:(?::|\.\.)({_NUMBER}))?", text):
-        return _range(*match.groups())
-    between = rf"range\s*\(?\s*({_NUMBER})\s*[-,:;]\s*({_NUMBER})(?:\s*[,:;]\s*({_NUMBER}))?\s*\)"
-    if match := re.fullmatch(between, text):
-        return _range(*match.groups())
-    if match := re.fullmatch(r"interval\((.*?),(.*?)\)", text):
-        return _interval(match[1], match[2])
-    if match := re.fullmatch(r"(?:choice|list|oneof)?\s*[\[({](.+)[\])}]", text):
-        return f"choice({','.join(part.strip() for part in re.split('[,;]', match[1]))})"
-    return ""
-
-
-def _range(start: str, stop: str, step: str | None) -> str:
-    """A range with its ends in order and a step that leads from one to the other."""
-    low, high = sorted((start, stop), key=float)
-    if float(low) == float(high):
-        return f"choice({low})"
-    size = (step or "").lstrip("+-")
-    return f"range({low},{high},{size})" if size and float(size) else f"range({low},{high})"
-
-
-def _interval(first: str, second: str) -> str:
-    """An interval of plain numbers with its ends in order."""
-    ends = [parsed[0] if (parsed := amount(end)) else meant_number(end) for end in (first, second)]
-    if None in ends:
-        return ""
-    low, high = sorted(end for end in ends if end is not None)
-    return f"interval({low:.15g},{high:.15g})" if low < high else f"choice({low:.15g})"
 
 
 def instead_of_sweep(path: str, text: str, present: object) -> str:
@@ -368,10 +273,10 @@ def instead_of_sweep(path: str, text: str, present: object) -> str:
         return f"write one value, such as `{assignment(path.removesuffix('.name'), first)}`"
     search = f"to search it, write `{assignment(path, text, prefix='+space.')}`"
     number, unit = re.fullmatch(r"([\d.,]*)(.*)", text.strip(), re.DOTALL).groups()  # type: ignore[union-attr]
-    one = meant_number(number) if number else None
-    if one is None:
+    meant = meant_number(number) if number else None
+    if meant is None:
         return search
-    plain = f"a number has no comma: `{assignment(path, f'{one}{unit}')}`"
+    plain = f"a number has no comma: `{assignment(path, f'{meant}{unit}')}`"
     is_number = bool(unit) or re.match(r"0,|.*,0", number) is not None  # and no list of two
     return f"{plain}; {search}" if is_number else f"{search}; {plain}"
 

@@ -13,7 +13,7 @@ from dse.backend import Backend, Canonical, Metric, Tree
 from dse.config.compose import Request
 from dse.config.compose import request as composed
 from dse.config.options import load_yaml, option_file
-from dse.config.spelling import MOST_LISTED, meant_sweep, nearest_key, sweep_of
+from dse.config.spelling import MOST_LISTED, nearest_key, sweep_of
 from dse.errors import NO_KNOBS, ConfigError, Problem, Problems, assignment, did_you_mean, nearest
 from dse.evaluation.calls import BackendSpec, validate
 from dse.evaluation.evaluators import ExecutorSettings, evaluator_kind
@@ -444,10 +444,7 @@ def _illegal_values(space: Space, knob: Knob, chosen: Mapping[str, Any], section
     if legal and problems and len(checked) < len(knob.values):  # between two that are legal, all are
         ends, first, last = (legal[0], legal[-1]), min(problems), max(problems)
         legal = [value for value in knob.values if ends[0] <= value <= ends[1] and not first <= value <= last] or legal
-    meant = [meant_sweep(str(value)) for value in problems]
     way = f"write `{assignment(path, sweep_of(legal))}`" if legal else ""
-    # a sweep in the notation of another tool
-    way = f"write `{assignment(path, meant[0])}`" if len(knob.values) == 1 and any(meant) else way
     found = [problem for group in problems.values() for problem in group]
     if len(problems) > MOST_LISTED:  # one for each rule, with the first value and the last
         by_rule: dict[tuple[str, str], list[Problem]] = {}
