@@ -148,6 +148,7 @@ class Judge:
         return self._drawn[name]
 
     def _judgement(self, machine: Machine, plans: Sequence[Any], metrics: Mapping[str, Floats]) -> Judged:
+        # a cap of 0 stands for none
         knobs, cap = self.base.knobs_of(machine), np.asarray(machine.cap_w, float)
         priced = price(knobs, self.base.technology.nominal, cap_w=np.where(cap > 0, cap, np.inf) if cap.any() else None)
         speeds = {name: columns[:, _TOKENS] / self.at_base[name] for name, columns in metrics.items()}
@@ -167,6 +168,7 @@ class Judge:
             "num_cus": knobs.num_cus,
             "clock": np.asarray(machine.clock) * self.base.clock_of(machine),
             "matrix_rate": machine.matrix_rate,
+            # rounded, as products of equal numbers in another order would count as another machine
             "hbm_stacks": np.round(hbm, 12),
             "links": np.asarray(machine.links) * machine.lane_rate,
             "nic_gbit_per_s": np.asarray(self.base.nic_bytes_per_s(machine)) * 8e-9,
@@ -177,6 +179,7 @@ class Judge:
             "tracked": tracked,
             "scale_up": self.base.scale_up_of(machine),
             "topology": _TOPOLOGIES.index(topology),
+            # without a tracker nothing triggers units in memory
             "pim": np.where(tracked, _pims().index(machine.memory_units), 0),
         }
         return np.stack([np.broadcast_to(np.asarray(columns[name], float), size) for name in _OF_STEPS])
@@ -184,8 +187,10 @@ class Judge:
     def _look_up(self, numbers: Floats) -> tuple[list[Any], dict[str, Floats]]:
         """Plans of each machine by workload, and columns [B, metrics] by workload."""
         names = [column.tobytes() for column in np.ascontiguousarray(numbers.T)]
+        # each distinct machine once
         fresh = list({name: place for place, name in enumerate(names) if name not in self._known}.values())
         structures = [tuple(column) for column in numbers[-len(_STRUCTURES) :].T.tolist()]
+        # numbers may be arrays; what decides of the structure of a task graph may not
         for structure in sorted({structures[place] for place in fresh}):
             alike = [place for place in fresh if structures[place] == structure]
             self._compute(numbers[:, alike], [names[place] for place in alike])
@@ -220,6 +225,7 @@ def _drawn_step(design: ScheduledDesign, plan: Any, system: ScheduledDevice, sam
     """Times [samples] of a step under a plan; NaN where every plan breaks a rule."""
     if plan is None:
         return np.full(samples, np.nan)
+    # the same seed for all machines: errors that they share cancel in ratios
     times, _ = StepBackend().draw([planned_step(design, plan, system)], samples=samples, seed=0)
     return np.asarray(times[0])
 

@@ -99,6 +99,7 @@ def features(judge: Judge, machine: Machine) -> Iterator[tuple[str, Machine, Mac
     if start.topology == "switch" and _WIDER * scale_up <= _MOST_SCALE_UP:
         yield f"scale-up of {_WIDER * scale_up}", start, changed(scale_up=_WIDER * scale_up)
     untracked = changed(tracker_entries=0, memory_units="none")
+    # at least one entry for each CU
     entries = max(_ENTRIES, int(np.max(np.asarray(start.num_cus))))
     yield "T3's tracker", untracked, changed(tracker_entries=entries, memory_units="none")
     yield "T3 with units in memory", untracked, changed(tracker_entries=entries, memory_units=_UNITS)
@@ -144,6 +145,7 @@ def beyond_limits(judge: Judge, machine: Machine, judged: Judged, limits: Limits
     """Metrics of a machine, the last of those judged, that are beyond a limit; a die that cannot be made is."""
     columns = {name: float(column[-1]) for name, column in metrics_of(judge, machine, judged).items()}
     bounds = {name: (limit.get("low"), limit.get("high")) for name, limit in limits.items() if name in columns}
+    # no budget makes a die larger than the reticle
     bounds.setdefault("die_mm2", (None, largest_die_mm2(judge.base)))
     return tuple(
         name
@@ -163,6 +165,7 @@ def _worth(
     (area, power, usd), (more_area, more_power, more_usd) = ([float(value) for value in part] for part in prices)
     samples = [_prices(judge, part, technologies)[2] for part in machines]
     drawn = _drawn_gain(judge, machines, judged)
+    # dearer by less, in relation, than it is faster
     pays = samples[1] - samples[0] < (drawn - 1) * samples[0]
     low, high = interval(drawn, gain)
     return Worth(
@@ -222,6 +225,7 @@ def contributions(judge: Judge, first: Machine, second: Machine) -> dict[str, tu
     for order in orders:
         for place, name in enumerate(order):
             before, after = frozenset(order[:place]), frozenset(order[: place + 1])
+            # logarithms of speed, so that factors multiply to the whole
             shares[name] += (values[after] - values[before]) / len(orders)
     return {name: (math.exp(share[0]), float(share[1])) for name, share in shares.items()}
 
@@ -232,6 +236,7 @@ def _orders(names: Sequence[str]) -> list[tuple[str, ...]]:
         return list(permutations(names))
     drawn = random.Random(0)
     forwards = [tuple(drawn.sample(names, len(names))) for _ in range(_ORDERS)]
+    # an order and its reverse: their errors partly cancel (antithetic sampling)
     return [order for pair in zip(forwards, (order[::-1] for order in forwards), strict=True) for order in pair]
 
 

@@ -141,6 +141,7 @@ def check_schedule(schedule: CollectiveSchedule, *, relay_share: float = float("
 
 def _faults(schedule: CollectiveSchedule, relay_share: float) -> Iterator[str]:
     """Sentences on what is wrong with a schedule."""
+    # numbers that are out of range would break the checks below
     if uncovered := list(_faults_of_chunks(schedule)):
         yield from uncovered
         return
@@ -195,6 +196,7 @@ def _deliver(schedule: CollectiveSchedule, message: Message, slots: Slots) -> It
     for place in message.chunks:
         chunk = schedule.chunks[place]
         sent = frozenset([message.source]) if message.raw else slots.get((message.source, place, message.source_slot))
+        # raw: a GPU's own input, which only those that contribute have
         if message.raw and message.source not in schedule.origins(chunk):
             sent = None
         if sent is None:
@@ -236,10 +238,12 @@ def waits(schedule: CollectiveSchedule) -> list[tuple[int, ...]]:
                 before.update(writers.get(sent, ()))
                 readers.setdefault(sent, []).append(place)
             before.update(readers.get(filled, ()))
+            # a copy replaces what was there: later readers wait for it alone
             if not message.reduces:
                 before.update(writers.get(filled, ()))
                 writers[filled] = []
             writers.setdefault(filled, []).append(place)
+        # a local move may read what it fills itself
         before.discard(place)
         result.append(tuple(sorted(before)))
     return result

@@ -62,8 +62,10 @@ class _RoutingProgram:
         n = range(topology.num_gpus)
         self.blocks: list[Block] = [(s, -1) for s in n] if self.spans else [(s, d) for s in n for d in n if s != d]
         self.place = {ends: place for place, ends in enumerate(topology.by_ends)}
+        # loads near one keep the tolerances of the solver meaningful
         self.scale = float(topology.load_matrix.max())
         self.columns: dict[tuple[Block, Hops], Floats] = {}
+        # the first columns: the program never ends worse than a library
         for schedule in library_schedules(collective, topology).values():
             for block, hops in _routes_of(schedule):
                 self.add(block, hops)

@@ -86,6 +86,7 @@ class Synthesiser:
         """The least-loaded routing: of an all-to-all its paths, else trees; of a reduction backwards in time."""
         if self.collective == "all_to_all":
             return least_loaded("all_to_all", self.topology)
+        # backwards in time each link carries the other way round
         turned = self.collective == "reduce_scatter"
         return least_loaded("all_gather", self.topology.turn_links() if turned else self.topology)
 
@@ -104,6 +105,7 @@ class Synthesiser:
     def _gossip_per_byte(self) -> float:
         """Seconds that an all-reduce of a byte takes at least."""
         n, g = self.topology.num_gpus, self.topology.gpus_per_node
+        # GPUs as parts, and nodes: whichever bounds more
         parts = [list(range(n))] + ([[gpu // g for gpu in range(n)]] if n // g > 1 and g > 1 else [])
         return max((2 * (max(part_of) + 1) - 2) / crossing_rate(self.topology, part_of) for part_of in parts)
 
@@ -125,6 +127,7 @@ class Synthesiser:
         """The fastest schedule for each size; of pipelines that are as fast, the one of the fewest pieces."""
         times = np.array([seconds(schedule, self.topology, sizes) for schedule in self.candidates])
         piped = np.array([schedule in self._pipelines.values() for schedule in self.candidates])
+        # fewer pieces may lose a little to more pieces, but never to a library
         limits = np.minimum(times.min(axis=0) * (1 + _ENOUGH), np.where(piped[:, None], np.inf, times).min(axis=0))
         places = np.argmax(times <= limits, axis=0)
         return [self._with_name(self.candidates[place], times[place, size]) for size, place in enumerate(places)]
@@ -183,6 +186,7 @@ def _pipeline_messages(routing: Routing, pieces: int, empty: CollectiveSchedule)
             depth, height = _depths(hops), _heights(hops)
             for piece in range(pieces):
                 for place, (a, b) in enumerate(hops):
+                    # by step of the pipeline, then what has the longest way to go; the rest makes it deterministic
                     key = (piece + depth[place], -height[place], (b - a) % empty.num_gpus, a, place)
                     sends.append((key, Message(a, b, (len(chunks),))))
                 chunks.append(DataChunk(block[0], start, count, block[1]))
@@ -214,6 +218,7 @@ def round_shares(routing: Routing) -> tuple[int, Mapping[Block, Sequence[tuple[H
     for units in range(1, _MOST_UNITS + 1):
         off = max(float(np.abs(units * share - np.round(units * share)).max()) / units for share in shares.values())
         errors.append((off, units))
+        # the linear program is no more exact than that
         if off < 1e-5:
             break
     units = min(errors)[1]
@@ -227,6 +232,7 @@ def round_shares(routing: Routing) -> tuple[int, Mapping[Block, Sequence[tuple[H
 def _apportion(shares: np.ndarray, units: int) -> list[int]:
     """Whole numbers that sum to `units`, by largest remainders."""
     units_of_routes = np.floor(shares * units + 1e-9).astype(int)
+    # routes that lost most by rounding down get what is left
     for place in np.argsort(units_of_routes - shares * units, kind="stable")[: units - units_of_routes.sum()]:
         units_of_routes[place] += 1
     return [int(count) for count in units_of_routes]
@@ -234,5 +240,6 @@ def _apportion(shares: np.ndarray, units: int) -> list[int]:
 
 def bus_rate(collective: Collective, num_gpus: int, num_bytes: float, time_s: float) -> float:
     """Bus bandwidth [bytes/s], as NCCL's tests count it."""
+    # NCCL-tests: bus bandwidth does not depend on the number of GPUs
     factor = (2 if collective == "all_reduce" else 1) * (num_gpus - 1) / num_gpus
     return factor * num_bytes / time_s if time_s > 0 else math.inf

@@ -106,6 +106,7 @@ def _links_inside(node: Node, first: int, ports: dict[str, float]) -> list[Direc
     links = []
     for a, b in ((first + a, first + b) for a, b in pairs):
         if node.topology in ("mesh", "ring"):
+            # each pair has a link of its own
             loads, port_rate = {f"link {a}-{b}": 1.0}, rate
         else:
             loads = {f"port {a} out": 1.0, f"port {b} in": 1.0}
@@ -140,10 +141,13 @@ def _link_between(fabric: Fabric, gpus: int, ends: tuple[int, int], ports: dict[
     loads: dict[str, float] = {}
     rails = [end % gpus * nic.num_nics // gpus for end in ends]
     names = [f"nic {end // gpus}.{rail}" for end, rail in zip(ends, rails, strict=True)]
+    # NICs of one GPU carry its messages together
     together = max(nic.num_nics // gpus, 1)
     if network.topology == "rail":
+        # a rail connects the same NICs of all nodes: only other rails need the spine
         spine = rails[0] != rails[1]
     else:
+        # nodes at one leaf switch do not need the spine
         spine = len({end // gpus // network.leaf_nodes for end in ends}) > 1
     for end, name, way in zip(ends, names, ("out", "in"), strict=True):
         _load(loads, ports, f"{name} {way}", nic.bytes_per_s * together)
@@ -151,9 +155,11 @@ def _link_between(fabric: Fabric, gpus: int, ends: tuple[int, int], ports: dict[
             _load(loads, ports, f"pcie {end} {way}", nic.pcie_bytes_per_s)
             _load(loads, ports, f"pcie of {name} {way}", nic.pcie_bytes_per_s * together)
         if nic.placement == "cpu":
+            # written to the memory of the host and read again
             _load(loads, ports, f"host {end // gpus}", nic.host_bytes_per_s, 2.0)
         if spine:
             _load(loads, ports, f"spine of {name} {way}", nic.bytes_per_s * together / network.oversubscription)
+    # leaf, spine and leaf, or one leaf
     late = nic.latency_s + crossings(nic.placement) * nic.hop_s + (3 if spine else 1) * network.hop_s
     return DirectedLink(*ends, float(late), loads, float(nic.message_s))
 

@@ -226,6 +226,7 @@ def _experts_by_tp(facts: Facts, plan: dict[str, Any]) -> str:
     if experts < 2:
         return ""
     name, cut = facts.get("expert_tp", ("", 1))
+    # Megatron-LM spreads experts over all GPUs of a stage
     gpus = _degree(plan, "tp") * _degree(plan, "cp") * _degree(plan, "dp")
     if get_path(plan, "parallel.dp") is not None and gpus % experts:
         return f"parallel.ep = {experts}: does not divide the {gpus} GPUs of a stage, tp x cp x dp (write parallel.dp=)"

@@ -70,6 +70,7 @@ class PlannedStep:
         run, step = plan.resolve().parent, read_plan(plan).step if plan.is_file() else ()
         provenance = Outputs(run).read_json("provenance") if (run / "provenance.json").is_file() else None
         if provenance is not None:
+            # a judged plan was given to that run: the step itself has none
             recorded = [word for word in provenance.get("overrides", ()) if not word.startswith("+given.")]
             recorded = over_step(recorded, step, {})  # whose paths are the same in every working folder
         elif step or any(word.partition("=")[0] in _OF_A_STEP for word in words):
@@ -79,6 +80,7 @@ class PlannedStep:
         texts = over_step(recorded, words, {})
         folder, texts = own_folder(texts), without_own_folder(texts)
         texts += stack_words(texts)
+        # systems and models of the user's own are found where the run found them
         if folder is None and provenance is not None and provenance.get("config_dir"):
             folder = Path(provenance["config_dir"])
         composed = request(texts, folder)
@@ -102,6 +104,7 @@ class PlannedStep:
         for path in (*DEGREES, *ASSUMED, *(path for path in OFF if path in self.typed)):
             value = get_path(self.tree, path)
             usual = ASSUMED.get(path, OFF.get(path, 0 if path.endswith("zero") else 1))
+            # what a framework does by itself needs no setting
             if get_path(complete, path) is None and value is not None and value != usual:
                 put_in(complete, path, value)
         return complete
@@ -110,6 +113,7 @@ class PlannedStep:
         """Tree of the step with a plan, and with what the tool whose it is does by itself. Raises ConfigError where
         that breaks a rule.
         """
+        # choices of the run must not stay where the plan has none
         bare = with_values(self.tree, OFF)
         section = GivenPlan(plan=dict(leaves_of(plan)), tool=tool, tools=_defaults(tool) if tool else {})
         tree = given_tree(bare, section, self.backend.steps)

@@ -28,6 +28,7 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: lambda a, b: a + b,
     ast.Sub: lambda a, b: a - b,
     ast.Mult: lambda a, b: a * b,
+    # the shell divides whole numbers, towards zero for positive ones
     ast.Div: lambda a, b: a // b,
     ast.FloorDiv: lambda a, b: a // b,
     ast.Mod: lambda a, b: a % b,
@@ -149,6 +150,7 @@ class _ScriptReader:
             if (begins or prefix) and (raw in _KEYWORDS or self._assign(word, exports=prefix)):
                 prefix = prefix or raw in ("export", "env", "declare", "readonly")
                 continue
+            # `[ ... ] && word`: a test decides the rest of its line
             if begins and raw in TESTS and self.condition is None:
                 self.condition, self.condition_of = [], raw
             begins = prefix = False
@@ -162,6 +164,7 @@ class _ScriptReader:
         """Go into a condition or a loop, on in it, or out of it, where a word says so."""
         if raw == "then" and self.condition is not None:
             words, self.condition = self.condition, None
+            # `if command; then`: a command that runs, and its words count
             if words[:1] and words[0] not in TESTS:
                 self._keep([word for word in words if word != "\n"])
             default = default_of(words) if words else ""
@@ -233,6 +236,7 @@ class _ScriptReader:
                 return
         elif self.condition and follows in ("&&", "||"):
             self.condition.append("\n")  # several commands decide
+        # what follows `||` runs only if the command fails, which is not expected
         elif follows == "||":
             self.branches.turn_round()
             self._settle()
@@ -277,9 +281,11 @@ class _ScriptReader:
             values = list(self._array())
         else:
             values = [" ".join(self._expand(parts, splits=False))]
+        # x=$x$x doubles with each line: a short script must not fill the memory
         if sum(map(len, values)) > _MOST_TEXT or len(values) > _MOST_WORDS:
             raise ConfigError([Problem(f"settings.{name}", f"stands for more than {_MOST_TEXT} characters")])
         before = self.variables.get(name)
+        # a branch that the script never takes
         if self.branches.is_skipped:
             return True
         added = self._new_part(match[2], before or [], values)
@@ -315,6 +321,7 @@ class _ScriptReader:
             return [mark]
         if mark in before or any(mark in value.split() for value in before):
             return before
+        # `--` keeps what is open apart from the options before it
         return [" ".join([*before, "--", mark])] if len(before) == 1 else [*before, "--", mark]
 
     def _note(self, change: Change, before: Sequence[str] | None, *, exports: bool) -> None:

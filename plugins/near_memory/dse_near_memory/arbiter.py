@@ -39,6 +39,7 @@ def push(stream: int, channel: int, place: int, tag: int, s: State) -> None:
     s.tag[stream, channel, end] = tag
     s.arrived[stream, channel, end] = s.t[NOW]
     s.tail[stream, channel] += 1
+    # an idle channel wakes up; a busy one looks by itself when its bus is free
     if s.ct[channel, NEXT] == NEVER:
         s.ct[channel, NEXT] = max(s.t[NOW], s.ct[channel, BUS])
 

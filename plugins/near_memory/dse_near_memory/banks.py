@@ -37,6 +37,7 @@ def column_at(channel: int, place: int, since: float, s: State, r: Rules) -> flo
         return max(s.bank[channel, bank, OPENED] + r.trcd, since)
     opened = max(since, s.bank[channel, bank, LAST_USE] + r.trp)
     opened = max(opened, s.bank[channel, bank, OPENED] + r.tras + r.trp)
+    # negative even at time zero, so that the sign tells a row that has to be opened
     return -(max(opened, s.ct[channel, GATE]) + r.trcd) - 1e-9
 
 
@@ -59,6 +60,7 @@ def pick(channel: int, s: State, r: Rules) -> int:
         column = column_at(channel, s.queue_place[channel, place], s.queue_from[channel, place], s, r)
         group = s.group[channel, s.queue_place[channel, place] % r.groups]
         begin = max(bus, abs(column), group)
+        # a picosecond: of equal times a row hit goes first
         key = begin + (1e-3 if column < 0 else 0.0)
         born = s.queue_born[channel, place]
         if key < best_key or (key == best_key and born < best_born):
@@ -78,6 +80,7 @@ def refresh(channel: int, s: State, r: Rules) -> None:
         s.counts[REFRESHES] += 1
         for bank in range(r.banks):
             s.bank[channel, bank, ROW] = -1
+            # rows are closed when the refresh ends: no precharge follows
             s.bank[channel, bank, LAST_USE] = max(s.bank[channel, bank, LAST_USE], end - r.trp)
 
 
@@ -99,6 +102,7 @@ def use_bank(channel: int, pick: int, updates: int, s: State, r: Rules) -> float
         s.counts[ACTIVATIONS] += 1
     else:
         s.counts[ROW_HITS] += 1
+    # an update reads, adds and writes its columns within the bank group
     s.group[channel, group] = begin + (r.update_group if updates else r.group)
     s.bank[channel, bank, LAST_USE] = begin + r.burst + (r.twr if kind & 1 else 0.0)
     s.ct[channel, BUS] = begin + r.burst

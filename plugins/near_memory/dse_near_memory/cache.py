@@ -44,6 +44,7 @@ def _make_room(where: int, w: Work, s: State, r: Rules) -> int:
         if s.cache_used[where, place] < s.cache_used[where, way]:
             way = place
     for sector in range(s.cache_there.shape[2]):
+        # above 1: dirty, with the line of the output (less 2) to write back
         if s.cache_there[where, way, sector] > 1:
             write_back(where, way, sector, w, s)
         s.cache_there[where, way, sector] = 0
@@ -66,6 +67,7 @@ def read(where: int, entry: int, w: Work, s: State, r: Rules) -> int:
     way = take_line(where, entry >> SECTOR_BITS, w, s, r)
     sector = entry & MOST_SECTORS - 1
     there = s.cache_there[where, way, sector]
+    # a read leaves a dirty sector dirty
     s.cache_there[where, way, sector] = max(there, 1)
     return 1 if there else 0
 

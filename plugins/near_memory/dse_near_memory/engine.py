@@ -102,6 +102,7 @@ def _issue_reads(cu: int, w: Work, s: State, r: Rules) -> None:
                 arbiter.push(0, w.read_channel[place], w.read_place[place], block, s)
         if s.block_left[block] > 0:
             waiter = cu * r.needs + need - w.need_first[unit]
+            # a linked list, whose places count from 1 so that 0 is its end
             s.next_waiting[waiter], s.waiting[block] = s.waiting[block], waiter + 1
             s.cu[cu, CU_PENDING] += 1
         s.cut[cu, CU_READY] = max(s.cut[cu, CU_READY], s.block_at[block])
@@ -162,11 +163,13 @@ def _begin_step(cu: int, w: Work, s: State, r: Rules) -> None:
 def _end_tiles(cu: int, w: Work, s: State, r: Rules) -> None:
     """Store a CU's tiles, and take the next ones; in lockstep, once all CUs have stored theirs."""
     unit = s.cu[cu, CU_UNIT]
+    # the first stage ends with the first tiles of any CU: until then the GEMM is alone
     if s.t[OCCUPANCY] < 0:
         arbiter.end_first_stage(w, s, r)
     _issue_stores(w.store_first[unit], w.store_first[unit + 1], w, s, r)
     s.i[DONE] += 1
     s.t[GEMM_END] = s.t[NOW]
+    # what the cache holds is dirty for the neighbours until the kernel ends
     if s.i[DONE] == r.units:
         cache.flush(w, s, r)
         _begin_comm(w, s, r)
@@ -259,6 +262,7 @@ def _fetch(w: Work, s: State, r: Rules) -> None:
         for copy in range(reads):  # of a second operand from another row of the bank
             place = w.place[line] + copy * r.banks
             arbiter.push(2, w.channel[line], place, 1 if copy + 1 == reads else 0, s)
+        # the chunk came out of the GEMM's stores, or left while it was made
         if reads == 0:
             s.t[LAST] = s.t[NOW]
             _send(s)
@@ -267,6 +271,7 @@ def _fetch(w: Work, s: State, r: Rules) -> None:
 @inline_never
 def _send(s: State) -> None:
     """Send a line that is there at `LAST` over the link."""
+    # the link carries one line after the other
     s.t[LINK_FREE] = max(s.t[LINK_FREE], s.t[LAST]) + s.t[PACE]
     s.sent_at[s.i[NUM_SENT]] = s.t[LINK_FREE]
     s.i[NUM_SENT] += 1
@@ -276,6 +281,7 @@ def _send(s: State) -> None:
 def _deliver(w: Work, s: State, r: Rules) -> None:
     """Receive a line of the neighbour's; as many in all as its target has."""
     s.i[DELIVERED] += 1
+    # chunks may differ in size at the sampled channels, so lines come in proportion
     due = s.i[DELIVERED] * s.i[TARGET_LINES] // s.i[NUM_LINES]
     first, sums = w.chunk_first[w.program[s.i[COMM], TARGET]], w.program[s.i[COMM], SUMS]
     while s.i[PUSHED] < due:
@@ -292,6 +298,7 @@ def _deliver(w: Work, s: State, r: Rules) -> None:
 def _spill(channel: int, place: int, s: State, r: Rules) -> None:
     """Move counts of an entry to or from memory: a request of all channels, of which a part is sampled."""
     s.i[SPILLS] += 1
+    # the tracker counts lines of all channels, but only the sampled ones are simulated
     if s.i[SPILLS] % r.spill_every == 0:
         arbiter.push(2, channel, place, -1, s)
 
@@ -388,12 +395,15 @@ def _serve(channel: int, w: Work, s: State, r: Rules) -> None:
     kind, phase, updates = described & 3, described >> 2 & 3, described >> 4
     end = banks.use_bank(channel, pick, updates, s, r)
     last = s.ci[channel, LENGTH] - 1
+    # the last request fills the gap: order in the queue is by `queue_born`
     for column in (s.queue_place, s.queue_kind, s.queue_tag, s.queue_born):
         column[channel, pick] = column[channel, last]
     s.queue_from[channel, pick] = s.queue_from[channel, last]
     s.ci[channel, LENGTH] = last
     s.ci[channel, WRITES] -= kind & 1
+    # the next request may be chosen as soon as the bus is free
     s.ct[channel, NEXT] = s.ct[channel, BUS]
+    # tag -1: counts of the tracker, which are no data
     s.counts[SERVED + 3 * kind + phase] += 1 if tag != -1 else 0
     s.t[LAST] = end + r.latency
     if kind == READ:
@@ -420,6 +430,7 @@ def run(w: Work, s: State, r: Rules) -> float:
                 credit = s.sent_at[s.i[CREDITED]]
             if s.i[DELIVERED] < s.i[NUM_SENT]:
                 delivery = s.sent_at[s.i[DELIVERED]] + s.t[HOP]
+        # five kinds of events; ties go to the GEMM first, so that runs are deterministic
         now = min(at, s.t[GEMM_AT], credit, delivery, s.t[STARTS])
         if now == NEVER:
             return end
@@ -430,6 +441,7 @@ def run(w: Work, s: State, r: Rules) -> float:
             _deliver(w, s, r)
         elif now == credit:
             s.i[CREDITED] += 1
+            # a line that has left makes room in the window
             if not w.program[s.i[COMM], FROM_GEMM]:
                 _fetch(w, s, r)
         elif now == s.t[STARTS]:

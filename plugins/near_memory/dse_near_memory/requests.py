@@ -133,6 +133,7 @@ def gemm_reads(tiling: Tiling, controller: Controller, sets: int) -> Reads:
         count = -(-size * row // LINE_BYTES)
         lines, channel = lines_of_sample(base // LINE_BYTES, count, controller)
         panel = lines * LINE_BYTES // row // tile + side * tiling.grid[0]
+        # the last step has what is left of k
         step = np.minimum(lines * LINE_BYTES % row // (tiling.depth * tiling.element_bytes), tiling.steps - 1)
         parts.append((panel * tiling.steps + step, lines + base // LINE_BYTES, channel))
         every, base = every + count, base + -(-size * row // _ALIGN) * _ALIGN
@@ -175,11 +176,13 @@ def output_lines(tiling: Tiling, addresses: AddressMap, controller: Controller, 
     lines, channel = lines_of_sample(begin, addresses.lines, controller)
     place = place_of(lines + begin, controller)
     where, entry = place_in_cache(lines + begin, channel, controller, sets)
+    # the last line may be partly filled
     element = np.minimum(lines * LINE_BYTES // tiling.element_bytes, tiling.major * tiling.minor - 1)
     major, minor = element // tiling.minor, element % tiling.minor
     tile = major // tiling.rows * tiling.grid[1] + minor // tiling.cols
     chunk = np.searchsorted(addresses.edges, lines, side="right") - 1
     unit = tiling.unit_of(tile)
+    # row by row of all tiles of a unit: wavefronts of a CU store at the same time
     order = np.lexsort((minor, tile, major % tiling.rows, unit))
     stores_first = np.searchsorted(unit[order], np.arange(tiling.units + 1))
     band = major % tiling.rows * controller.wavefronts // tiling.rows

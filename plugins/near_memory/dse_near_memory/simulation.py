@@ -155,6 +155,7 @@ class SubLayer:
 
     def _rules(self, tiling: Tiling, entries: int, *, tracked: bool, gemm: bool, cached: bool) -> Rules:
         controller, dram, gpu = self.controller, self.controller.dram, self.system.gpu
+        # a request of 64 bytes is two columns of HBM2
         burst, columns = controller.burst_s * _NS, LINE_BYTES / controller.column_bytes
         share = controller.sampled_channels / dram.channels
         update_columns = float(gpu.pim.update_columns) if gpu.pim is not None else 1.0
@@ -179,6 +180,7 @@ class SubLayer:
             drain=dram.write_buffer,
             policy=_POLICIES[policy or "fcfs"],
             threshold=int(self.schedule.occupancy_threshold or 0) if controller.threshold == "given" else 0,
+            # a share g for communication: one of its requests after (1 - g) / g of the GEMM's
             turn=1 if guaranteed is None else max(1, round((1 - float(guaranteed)) / float(guaranteed))),
             store_buffer=overtaken,
             window=max(1, round(controller.window_bytes / LINE_BYTES * share)),
@@ -296,6 +298,7 @@ def _by_kernels(gpus: int, near_memory: bool, *, streamed: bool, sums_last: bool
 
 def _gather_steps(gpus: int) -> list[tuple[int, ...]]:
     """Steps of a ring all-gather by a kernel."""
+    # the reduce-scatter leaves this GPU with the last chunk, which it sends first
     order = [(gpus - 1 + hop) % gpus for hop in range(gpus)]
     afters = [fields.AFTER_ALL, *[fields.AFTER_STEP] * gpus]
     return [(order[hop], 1, order[hop + 1], 0, 0, afters[hop], _AG, 0) for hop in range(gpus - 1)]
@@ -327,12 +330,14 @@ def _state(work: Work, rules: Rules, output: Output, addresses: AddressMap, cach
     shape = (rules.channels, rules.queue)
     times, integers = np.zeros(fields.TIMES), np.zeros(fields.INTS, np.int64)
     times[[fields.GEMM_AT, fields.STARTS]] = NEVER
+    # not measured yet: the first stage has not ended
     times[fields.OCCUPANCY] = -1.0
     integers[fields.STORES_LEFT] = int((1 - work.away[output.chunk]).sum()) if rules.cus else 0
     blocks, cu_times = len(work.read_first) - 1, np.zeros((rules.cus, fields.CU_TIMES))
     cu_times[:, fields.CU_AT] = NEVER
     channels = np.zeros((rules.channels, fields.CHANNEL_TIMES))
     channels[:, fields.NEXT], channels[:, fields.REFRESH] = NEVER, rules.trefi
+    # long ago: no row is open, and no time constraint is left
     banks = np.full((rules.channels, rules.banks, fields.BANK_FIELDS), -1e9)
     incoming = np.array([part.incoming for part in addresses.ranges])
     expected = 1 - work.away + incoming  # updates of a line by its chunk

@@ -107,4 +107,5 @@ def tile_gemm(gpu: Gpu, shape: tuple[int, int, int], *, precision: str) -> Tilin
     tile_s, depth = float(kernel.compute_s) / rounds, int(gpu.gemm.tile_depth)
     down = Tiling(m, n, k, element, rows, cols, wave, cus, tile_s, depth)
     along = Tiling(n, m, k, element, cols, rows, wave, cus, tile_s, depth)
+    # libraries pick the order by size alone, and do not know the cache
     return min((down, along), key=lambda tiling: tiling.asked_bytes)

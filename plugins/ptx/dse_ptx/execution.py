@@ -284,6 +284,7 @@ class _Execution:
     def shared_bytes(self) -> int:
         """Shared memory of a block, static and dynamic."""
         static = self.kernel.shared_bytes
+        # dynamic shared memory begins at a multiple of 16 bytes, after all that is static
         return -(-static // 16) * 16 + self.options.shared if self.options.shared else static
 
     def _prepare(self) -> _Arrays:
@@ -294,6 +295,7 @@ class _Execution:
         arena[start : start + sizes[0]] = self.parameters
         state["ntid"], state["nctaid"] = self.block, self.grid
         count, registers = len(kernel.constants), len(kernel.registers)
+        # each branch may split a warp, and lanes may loop apart: room for both
         depth = 2 * (int((kernel.rows[:, vm.KIND] == vm.BRANCH).sum()) + vm.LANES)
         values = {"num_threads": self.threads, "num_warps": self.warps, "num_blocks": self.num_blocks}
         values |= {"num_constants": count, "num_registers": registers, "depth": depth, "limit": self.options.most}
@@ -304,7 +306,9 @@ class _Execution:
             state[name] = value
         self._watch(state)
         file = np.zeros(vm.LANES * (count + registers * self.warps), np.uint64)
+        # constants are registers that no lane changes
         file[: vm.LANES * count] = np.repeat(kernel.constants, vm.LANES)
+        # the recording grows while it runs: how many rows there will be is not known
         rows = _FIRST_ROWS if len(self.sample) else 0
         counts = np.zeros((2, len(kernel.rows)), np.int64)
         warps = np.zeros((self.warps, vm.WARP_FIELDS), np.int64)
@@ -341,6 +345,7 @@ class _Execution:
     def finish(self) -> LaunchRun:
         """Run to the end, or to what is watched. Raises LaunchError."""
         a, b = np.zeros(vm.TILE + 4 * vm.LANES), np.zeros(vm.TILE // 2)
+        # the recording is full: it is enlarged, and the run goes on where it stopped
         while (status := int(vm.run(*self.launch, vm.LANES, a, b))) == vm.FULL:
             self._extend()
         if status not in (vm.DONE, vm.WATCHED):
@@ -389,6 +394,7 @@ class _Execution:
         """The recording, warp after warp."""
         launch, rows, accesses = self.launch.trace, self.number("rows"), self.number("accesses")
         owner = launch.owner[:rows]
+        # warps take turns in the recording; within one the order is that of execution
         order = np.argsort(owner, kind="stable")
         count = len(self.sample) * self.warps
         starts = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=count))])
@@ -439,6 +445,7 @@ def parameter_bytes(parameters: Sequence[Parameter], arguments: Sequence[Argumen
 def _argument_bytes(parameter: Parameter, argument: Argument) -> bytes:
     """Bytes of one argument: numbers in the type of the parameter. Raises ConfigError where they do not fit."""
     kind, bits = parameter.type_name, 8 * parameter.size
+    # `2` may be typed for a float
     if isinstance(argument, int) and kind in ("f32", "f64"):
         argument = float(argument)
     if isinstance(argument, Pointer):
@@ -450,6 +457,7 @@ def _argument_bytes(parameter: Parameter, argument: Argument) -> bytes:
         raise ConfigError([Problem(f"arguments.{parameter.name}", rule, str(argument), way)])
     elif isinstance(argument, float):
         value = np.array(argument, {4: np.float32, 8: np.float64}.get(parameter.size, np.float16)).tobytes()
+    # signed and unsigned values of as many bits
     elif not -(1 << bits - 1) <= argument < 1 << bits:
         raise ConfigError([Problem(f"arguments.{parameter.name}", f"is no number of {bits} bits", str(argument))])
     else:

@@ -109,6 +109,7 @@ def trace_product(product: Product, tiling: Tiling, steps: int) -> tuple[WarpTra
     reach = ((rows - 1) * ai + (parts * depth - 1) * ak + 1, (cols - 1) * bj + (parts * depth - 1) * bk + 1)
     a, b, c = (device.allocate(4 * size) for size in (*reach, (cols - 1) * product.m + rows))
     sizes = rows, cols, parts * depth, ai, ak, bj, bk, product.m, depth
+    # every block of the small product: the last one proves that addresses are affine
     options = LaunchOptions(sample=tuple(range(4 * parts)))
     run = module.launch(
         f"sgemm_{tiling.rows}x{tiling.cols}", (2, 2, parts), (tiling.threads,), (a, b, c, *sizes), options

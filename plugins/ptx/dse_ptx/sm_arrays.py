@@ -77,10 +77,12 @@ def instructions(trace: WarpTrace, machine: SmArray, grid: Grid | None) -> Instr
     of_unit = np.array([_ACCESS_OF.get(Unit(unit), -1) for unit in range(len(Unit))], np.int8)
     kinds = of_unit[code.units[pcs]]
     coalesced = coalesce(trace.addresses, active, trace.bytes_per_lane, kinds)
+    # the streams of a block follow one another: its first row finds them all
     _, first = np.unique(trace.blocks, return_index=True)
     places, shift = np.zeros((len(first), 3), np.int64), np.zeros((len(kinds), 3), np.int64)
     if grid:
         _require_whole_sectors(grid, kinds)
+        # all blocks of a grid execute the streams of the first one
         places, shift, first = grid.places, grid.shift // sk.SECTOR_BYTES, np.zeros(len(grid.places), np.int64)
     rows = _static(code, machine)
     parts = {
@@ -117,7 +119,9 @@ def _static(code: Code, machine: SmArray) -> Ints:
         # a matrix instruction takes as long as its multiply-adds
         lanes = _matrix_lanes(opcode, code.operations[pc], pipe.rates) if unit == Unit.TENSOR else float(LANES)
         slots = max([size for prefix, size in sm.slots.items() if opcode.startswith(prefix)], default=1)
+        # a pipe of fewer lanes than a warp takes it in several cycles
         interval = max(1, math.ceil(lanes / pipe.lanes) * slots)
+        # an instruction of several slots is a sequence: its value comes with the last one
         latency = sm.branch if kind == sk.BRANCHING else pipe.latency + (interval - 1) * (slots > 1)
         keeps = sm.l1_loads or ".nc" in opcode  # the read-only path goes through L1 everywhere
         rows[pc, : sk.READS] = kind, PIPES.index(pipe.as_part_of or name), interval, latency, unit, keeps
@@ -134,6 +138,7 @@ def _matrix_lanes(opcode: str, operations: float, rates: Mapping[str, float]) ->
     if rates and kind not in rates:
         rule = f"has none for {kind}, which {opcode} multiplies"
         raise ConfigError([Problem("system.sm.pipes.tensor.rates", rule, dict(rates), "take another system")])
+    # a multiply-add counts two operations
     return LANES * max(operations / 2 / rates.get(kind, 1.0), 1.0)
 
 
@@ -149,6 +154,7 @@ def shape_of(launch: Instructions, trace: WarpTrace, machine: SmArray, resident:
         "width": sm.issue_width, "policy": sk.GTO if sm.policy == "gto" else sk.LRR, "pipes": len(PIPES),
         "own_pipes": OWN_PIPES, "barrier": sm.barrier, "l1_ways": gpu.l1.ways,
         "l1_sets": max(1, int(l1) // (sk.SECTOR_BYTES * sk.LINE_SECTORS * gpu.l1.ways)),
+        # whole cycles; the sum guards exact ones from rounding
         "l1_latency": math.ceil(gpu.l1.hit_s / machine.cycle_s - 1e-9),
         "in_flight": sm.in_flight, "line_sectors": int(machine.memory.gpu.line_bytes) // sk.SECTOR_BYTES,
         "l1_sectors": max(1, int(sm.l1_bytes_per_cycle) // sk.SECTOR_BYTES),

@@ -152,6 +152,7 @@ def _ask(
     sector: int, pc: int, store: int, now: int, v: Ints, s: Shape, w: Shorts, m: Ints, t: Floats, o: Machine
 ) -> int:
     """The cycle in which L2, or DRAM behind it, has answered a request that leaves the SM now."""
+    # the engine counts hits in all: the difference tells of this request
     before = m[o.total + engine.L2_HITS] + m[o.total + engine.L2_MERGED]
     line = sector // s.line_sectors
     came = engine.serve_line(line, pc, store, now * s.cycle_ns + o.hop, w, m, t, o) + (0.0 if store else o.hop)
@@ -212,6 +213,7 @@ def _touch(
             continue
         slot = sm * s.in_flight + v[s.head + sm]
         cur = max(cur, v[s.ring + slot])
+        # no place in flight is free within the window
         if cur > now + WINDOW:
             v[s.counts + L1_LOOKUPS] -= keeps
             break  # others may go first, the rest is replayed
@@ -252,6 +254,7 @@ def _prepare(warp: int, sm: int, now: int, pcs: Shorts, k: Ints, v: Ints, s: Sha
             if k[index] < 0:
                 break
             latest = max(latest, v[s.registers + row + k[index]])
+        # the assembler folds it into its user: its value is there when its inputs are
         if k[field + KIND] == FOLDED:
             for index in range(written, written + s.num_writes):
                 if k[index] < 0:
@@ -263,6 +266,7 @@ def _prepare(warp: int, sm: int, now: int, pcs: Shorts, k: Ints, v: Ints, s: Sha
             if k[index] < 0:
                 break
             latest = max(latest, v[s.registers + row + k[index]])
+        # the two low bits of a register's cycle say what made it wait
         v[s.depends + warp], v[s.why + warp] = latest >> 2, MEMORY + (latest & 3)
         v[s.ready + warp] = max(latest >> 2, now)
         pipe, scheduler = k[field + PIPE], warp // s.warp_slots
@@ -300,6 +304,7 @@ def _dispatch(sm: int, place: int, now: int, pcs: Shorts, k: Ints, v: Ints, s: S
         v[s.at + warp], v[s.end + warp] = k[s.starts + stream], k[s.starts + stream + 1]
         v[s.since + warp], v[s.resident + warp], v[s.partial + warp], v[s.age + warp] = now, place, -1, v[s.clock + AGE]
         v[s.clock + AGE] += 1
+        # values of the block before are gone: no instruction waits for them
         for register in range(warp * s.num_registers, (warp + 1) * s.num_registers):
             v[s.registers + register] = 0
         _prepare(warp, sm, now, pcs, k, v, s)
@@ -317,6 +322,7 @@ def _finish_warp(warp: int, sm: int, now: int, pcs: Shorts, k: Ints, v: Ints, s:
     place = v[s.resident + warp]
     v[s.live + place] -= 1
     if v[s.live + place]:
+        # a warp that has ended counts as one that has come to the barrier
         if v[s.waiting + place] == v[s.live + place]:
             _release(sm, place, now, v, s)
         return

@@ -108,6 +108,7 @@ def resident_blocks(machine: SmArray, threads: int, registers: int, shared_bytes
     if shared_bytes > sm.shared_of_block:
         rule = f"is less than the {shared_bytes} that a block needs"
         raise ConfigError([Problem("system.sm.shared_of_block", rule, int(sm.shared_of_block), "take smaller blocks")])
+    # registers and shared memory are given out in whole units of the hardware
     of_warp = math.ceil(registers * LANES / sm.register_allocation) * sm.register_allocation
     shared = math.ceil(shared_bytes / sm.shared_allocation) * sm.shared_allocation
     needs = {"warps": warps, "blocks": 1, "registers": of_warp * warps, "shared_bytes": shared}
@@ -121,6 +122,7 @@ def resident_blocks(machine: SmArray, threads: int, registers: int, shared_bytes
 
 def simulated_blocks(total: int, most: int, wave: int) -> int:
     """Blocks of a launch that are simulated: all, or about `most`, but two waves at least."""
+    # two waves stay: the first fills the GPU, the second is the steady state
     skipped = max(0, min(-(-(total - most) // wave), (total - 2 * wave) // wave)) if total > most else 0
     return total - skipped * wave
 

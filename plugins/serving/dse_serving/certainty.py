@@ -48,6 +48,7 @@ class PartErrors:
     def by_kind(self) -> dict[str, Floats]:
         """Kind of error -> factors of its part that takes longest."""
         speeds = self.factors
+        # steps that generate are most of a run, and their products have few tokens
         kinds = {"gemm": "few", "attention": "attention", "host": "host", "elementwise": "other"}
         if int(self.design.parallel.tp) > 1:
             kinds["collective"] = "sums"
@@ -92,6 +93,7 @@ class PartErrors:
             **{name: drawn.get(name, 1.0) for name in ("attention", "sums", "exchanges", "other")},
         )
         plan = self.design.server.scheduler
+        # one error for all work of the host: it is off in all of it alike
         host = {name: getattr(plan, name) * drawn["host"] for name in ("host_s", "host_sequence_s", "launch_s")}
         return deployment_of(with_scheduler(self.design, host), speeds)
 
@@ -152,6 +154,7 @@ class Served:
             return np.ones(len(NAMES))
         deployment = deployment_of(design)
         full, coarse = (np.array(self.values(deployment, design, effort)) for effort in (FULL, COARSE))
+        # a part that cannot be served has no level to scale by
         is_ratio = np.isfinite(full) & np.isfinite(coarse) & (full > 0) & (coarse > 0)
         return np.where(is_ratio, full, 1.0) / np.where(is_ratio, coarse, 1.0)
 

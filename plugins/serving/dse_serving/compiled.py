@@ -88,6 +88,7 @@ def preempt(state: State, e: int, pool: int) -> int:
     request = state.running[e, state.engine[e, at.RUNNING]]
     pages.release(state, e, pool, request)
     state.requests[request, at.CACHED] = 0
+    # as in vLLM's recomputation: what was generated is now part of the prompt
     state.requests[request, at.TARGET] = state.requests[request, at.INPUT] + state.requests[request, at.GENERATED]
     state.requests[request, at.CHUNK] = NOBODY
     state.requests[request, at.PREEMPTIONS] += 1
@@ -106,6 +107,7 @@ def generate(state: State, e: int, pool: int) -> int:
     Returns how many generate, or -1 - that where sequences were preempted.
     """
     place, count, preempted = 0, 0, False
+    # preemption shortens the list from its end, so its length is read anew each time
     while place < state.engine[e, at.RUNNING]:
         request = state.running[e, place]
         place += 1
@@ -113,6 +115,7 @@ def generate(state: State, e: int, pool: int) -> int:
             continue
         stays = True
         while stays and not pages.grow(state, e, pool, request, tokens_written(state, pool, request)):
+            # the last one may be the sequence itself, when no other is left to give way
             stays = preempt(state, e, pool) != request
             preempted = True
         if stays:
@@ -155,6 +158,7 @@ def admits(state: State, e: int, pool: int, budget: int) -> bool:
         return False
     private = tokens_at_entry(state, pool, request) - hits * state.limits[pool, at.UNIT]
     needed = pages.pages_of(state, pool, private) + pages.pages_of_idle(state, e, pool, request, hits)
+    # an idle engine would wait for ever for pages that nobody frees
     spare = 0 if state.engine[e, at.RUNNING] == 0 else state.limits[pool, at.KEPT_FREE]
     return bool(needed + spare <= state.engine[e, at.FREE])
 
@@ -169,6 +173,7 @@ def admit(state: State, e: int, pool: int, now: float) -> int:
     pages.grow(state, e, pool, request, tokens_at_entry(state, pool, request))
     state.running[e, state.engine[e, at.RUNNING]] = request
     state.engine[e, at.RUNNING] += 1
+    # a preempted request enters again: its first entry counts
     if state.moments[request, at.ADMITTED] < 0.0:
         state.moments[request, at.ADMITTED] = now
         state.requests[request, at.HIT] = ready
@@ -185,11 +190,13 @@ def prefill(state: State, e: int, pool: int, now: float, budget: int) -> int:
     Returns the sequences that got one, or whose keys and values had come.
     """
     count, may_enter = 0, budget >= 0
+    # a negative budget carries two facts: -1 - budget tokens, and nobody enters
     left = budget if may_enter else -1 - budget
     for place in range(state.engine[e, at.RUNNING]):
         request = state.running[e, place]
         need = state.requests[request, at.TARGET] - state.requests[request, at.CACHED]
         if need > 0 and left > 0:
+            # a prompt that does not fit the budget is cut (chunked prefill)
             state.requests[request, at.CHUNK] = min(need, left)
             left -= state.requests[request, at.CHUNK]
             count += 1
@@ -197,6 +204,7 @@ def prefill(state: State, e: int, pool: int, now: float, budget: int) -> int:
         request = admit(state, e, pool, now)
         need = state.requests[request, at.TARGET] - state.requests[request, at.CACHED]
         state.requests[request, at.CHUNK] = min(need, left) if need > 0 else 0
+        # whose keys and values had come generates at once, and takes as many tokens as one that does
         left -= state.requests[request, at.CHUNK] if need > 0 else 1 + state.limits[pool, at.DRAFTS]
         count += 1
     return count
@@ -219,7 +227,9 @@ def holds_prompts(state: State, e: int, pool: int) -> bool:
 def begin(state: State, e: int, pool: int, now: float) -> int:
     """Choose what the next step of an idle engine computes. Returns how many sequences have a part in it."""
     for place in range(state.engine[e, at.RUNNING]):
+        # NOBODY: no part in this step; 0: generates; above: tokens of its prompt
         state.requests[state.running[e, place], at.CHUNK] = NOBODY
+    # SGLang's default: a step has prompts or sequences that generate, never both
     if state.limits[pool, at.PREFILL_FIRST] > 0:
         count = prefill(state, e, pool, now, state.limits[pool, at.TOKENS])
         if count > 0:
@@ -242,6 +252,7 @@ def accepted_drafts(state: State, pool: int, seed: int, request: int, number: in
     """Drafts of a step that are accepted, each with the same chance after the one before."""
     if state.limits[pool, at.DRAFTS] == 0:
         return 0
+    # one number decides all drafts: the chance that k are accepted is that of the first, to the k
     drawn, chance, count = draw(seed, request, number), state.rates[pool, at.ACCEPTANCE], 0
     while count < state.limits[pool, at.DRAFTS] and drawn < chance:
         count += 1
@@ -258,6 +269,7 @@ def advance(state: State, pool: int, seed: int, request: int, now: float) -> int
     tokens = 1
     if chunk == 0:
         tokens += accepted_drafts(state, pool, seed, request, state.requests[request, at.ROUNDS])
+        # drafts beyond the end of the answer are thrown away
         tokens = min(tokens, state.requests[request, at.OUTPUT] - state.requests[request, at.GENERATED])
         state.requests[request, at.ROUNDS] += 1
         state.requests[request, at.CACHED] += tokens
@@ -279,10 +291,12 @@ def end(state: State, e: int, pool: int, seed: int, now: float) -> tuple[int, in
         request = state.running[e, place]
         tokens = advance(state, pool, seed, request, now)
         generated += tokens
+        # the prompt is whole: its blocks may serve others with the same prefix
         if tokens > 0 and state.requests[request, at.CHUNK] > 0:
             pages.keep(state, e, pool, request)
         if state.requests[request, at.GENERATED] >= state.requests[request, at.OUTPUT]:
             state.moments[request, at.FINISH] = now
+            # an engine of prompts alone may also end the answer: its one token is the first
             if state.moments[request, at.FIRST] < 0.0:
                 state.moments[request, at.FIRST] = now
             pages.release(state, e, pool, request)
@@ -314,6 +328,7 @@ def choose(state: State, first: int, last: int) -> int:
     """One of the engines from `first` to before `last` for one more request."""
     chosen = first
     if state.limits[0, at.ROUTING] == at.ROUND_ROBIN:
+        # turns are counted at the first engine of a group, of which there may be two
         chosen = first + state.turns[first] % (last - first)
         state.turns[first] += 1
     else:
@@ -371,6 +386,7 @@ def next_instant(state: State, entering: int, arriving: int, split: int) -> floa
 def arrive(state: State, request: int, now: float) -> None:
     """Let a request come now, which the front end reads after those before it."""
     request_s, latency_s = state.rates[0, at.REQUEST], state.rates[0, at.LATENCY]
+    # the front end is one thread: it is free once it has read the request before
     before = state.moments[request - 1, at.READY] - latency_s if request > 0 else now
     state.moments[request, at.ARRIVAL] = now
     state.moments[request, at.READY] = now + (max(0.0, before - now) + request_s + latency_s)
@@ -381,6 +397,7 @@ def write_step(state: State, e: int, pool: int, now: float, row: int) -> None:
     """Note a step that begins."""
     state.sums[e, 0] += state.ends[e] - now
     state.engine[e, at.STEPS] = row
+    # the log is a sample for pictures: sums go on without it
     if row >= state.log.shape[0]:
         return
     sequences, tokens = 0, 0
@@ -427,6 +444,7 @@ def begin_steps(state: State, split: int, now: float, steps: int) -> int:
         pool = 0 if e < split else 1
         if state.ends[e] == math.inf and begin(state, e, pool, now) > 0:
             stages, begun = state.limits[pool, at.STAGES], 0 if e < split else split
+            # batches of a pipeline follow one another in the rows of the first one
             first = e - (e - begun) % stages
             state.ends[e] = now + delay_of_step(state.lanes, first, stages, durations.step_seconds(state, e, pool), now)
             write_step(state, e, pool, now, steps)
@@ -452,9 +470,11 @@ def serve(state: State, arrivals: int, split: int, seed: int) -> int:
             return -1
         ended = end_steps(state, split, seed, now)
         finished += ended
+        # after all steps of the instant have ended, so that the order of engines does not matter
         if split < engines:
             dispatch(state, split, engines, now)
             receive(state, split, engines, now)
+        # a closed loop: each request that ends lets the next one come
         while ended > 0 and coming < total:
             arrive(state, coming, now)
             coming += 1

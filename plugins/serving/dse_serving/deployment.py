@@ -148,6 +148,7 @@ class Deployment:
     def rates(self) -> Floats:
         """Times and shares of both pools, [2, columns]."""
         rows = [self._rates(pool) for pool in self.pools]
+        # the loop knows two pools: engines that do both are given twice
         return np.array(rows * (3 - len(rows)), float)
 
     def _rates(self, pool: Pool) -> list[float]:
@@ -167,6 +168,7 @@ class Deployment:
         limits[:, at.UNIT] = blocks.tokens
         requests = np.zeros((traffic.size, at.OF_REQUEST), np.int64)
         requests[:, at.INPUT], requests[:, at.OUTPUT] = traffic.inputs, traffic.outputs
+        # the last token of a prompt is always computed: the first output comes from it
         requests[:, at.PREFIX] = np.minimum(traffic.prefixes, traffic.inputs - 1)
         requests[:, at.TARGET], requests[:, at.ENGINE], requests[:, at.NEXT] = traffic.inputs, NOBODY, NOBODY
         if len(blocks.counts):

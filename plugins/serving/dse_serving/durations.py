@@ -13,6 +13,7 @@ from simulators.compiled import inline_never
 def decode_seconds(table: Any, pool: int, kind: int, sequences: int, context: float) -> float:
     """Attention of `sequences` with `context` tokens each on average [s]; kind: of steps with prompts (0), without."""
     knot = 0
+    # knots are powers of two; beyond the last one the line is extended
     while knot + 2 < table.shape[3] and context >= 2.0 ** (knot + 1):
         knot += 1
     low = 2.0**knot
@@ -63,6 +64,7 @@ def step_seconds(state: Any, e: int, pool: int) -> float:
             context += state.requests[request, at.CACHED]
         elif chunk > 0:
             cached = state.requests[request, at.CACHED]
+            # attention is causal: a chunk takes what the whole takes beyond what is cached
             scores += prompt_seconds(state.prompt, pool, cached + chunk) - prompt_seconds(state.prompt, pool, cached)
             tokens += chunk
             largest = max(largest, chunk)
@@ -71,6 +73,7 @@ def step_seconds(state: Any, e: int, pool: int) -> float:
     per_rank = (sequences + ranks - 1) // ranks
     generated, kind = sequences * (1 + drafts), 1 if prompts == 0 else 0
     most = (generated + ranks - 1) // ranks + most_of_a_rank(prompts, tokens, largest, ranks)
+    # layers wait for the rank with most tokens; experts get the tokens of all ranks
     row, mean = min(most, state.linear.shape[2] - 1), (generated + tokens + ranks - 1) // ranks
     seconds = state.linear[pool, kind, row] + state.experts[pool, kind, min(mean, state.experts.shape[2] - 1)]
     seconds += state.head[pool, (sequences + prompts + ranks - 1) // ranks]
@@ -81,6 +84,8 @@ def step_seconds(state: Any, e: int, pool: int) -> float:
     shared = (prompts + ranks - 1) // ranks / max(prompts, 1)
     seconds += both_attend(state.rates, pool, attention, scores * shared)
     if prompts > 0:
+        # steps with prompts run without a CUDA graph: the host has to launch each kernel
         seconds = max(seconds, state.rates[pool, at.LAUNCHED])
     host = state.rates[pool, at.HOST] + state.rates[pool, at.HOST_SEQUENCE] * (sequences + prompts)
+    # an overlapped scheduler prepares the next step while the GPU computes
     return float(max(seconds, host) if state.rates[pool, at.OVERLAPPED] > 0.0 else seconds + host)

@@ -67,6 +67,7 @@ def serve_steadily(
         return run(deployment, spec.draw(), seed=seed, logged=logged, skipped=warm_up)
     plan = _Plan(deployment, spec, max(effort.beyond / (1 - percentile), float(spec.requests or 0)), effort, logged)
     served = plan.run()
+    # a rare percentile needs more requests: they double until its interval has an upper end
     while effort is FULL and spec.arrivals != "trace" and not served.is_known(percentile):
         if len(served.ttft_s) >= effort.most:
             break
@@ -104,10 +105,12 @@ class _Plan:
         rate = float(self.spec.rate_per_s)
         knee = self._check_rate(rate, "traffic.rate_per_s", rate)
         under_way, served = 0.0, None
+        # how many are under way is known after a run, and decides how long the next one is
         for _ in range(_PASSES):
             batch = int(np.ceil(under_way + 1 / (1 - rate / knee) ** 2))
             counted = self._counted(batch, self.effort.batches)
             warm = max(2 * min(batch, counted), int(self.spec.warm_up * counted))
+            # those under way at the end are not followed by others, and do not count
             size = warm + counted + int(np.ceil(under_way))
             if served is not None and size <= served.traffic.size:
                 break
@@ -124,6 +127,7 @@ class _Plan:
         offered = (traffic.size - 1) / span if span > 0 else 0.0
         if offered:
             self._check_rate(offered, "traffic.speed", float(self.spec.speed))
+        # a draw of errors has to be quick, and the busiest part is what decides limits
         if self.effort is COARSE:
             traffic = traffic.busiest(self.effort.most)
         served = self._run(traffic)
@@ -190,6 +194,7 @@ def knee_per_s(deployment: Deployment, spec: TrafficSpec) -> float:
     alike = len(deployment.pools) == 1
     part = replace(deployment, pools=(replace(deployment.pools[0], engines=1),)) if alike else deployment
     traffic = spec.draw(_SAMPLE)
+    # half as many again as the engines hold: none ever waits for a request
     loop = max(2, int(np.ceil(_QUEUED * sum(_held(part, traffic)))))
     counted = max(2 * loop, _FEWEST * _IN_BATCH)
     served = run(part, traffic.looped(loop, 3 * loop + counted), seed=int(spec.seed))
@@ -197,6 +202,7 @@ def knee_per_s(deployment: Deployment, spec: TrafficSpec) -> float:
     low, _ = mean_interval(served.rates(np.ones(served.traffic.size), _FEWEST))
     front = float(deployment.pools[0].scheduler.request_s)
     rate = max(low, 0.0) * (deployment.pools[0].engines if alike else 1)
+    # the front end is shared by all engines
     return min(rate, 1 / front if front > 0 else np.inf)
 
 
@@ -215,5 +221,6 @@ def rounded_down(rate: float) -> str:
     >>> rounded_down(19.997), rounded_down(0.012349), rounded_down(1234.0)
     ('19.9', '0.0123', '1230')
     """
+    # down, as a rate above the knee would be refused when it is typed
     digit = 10.0 ** (np.floor(np.log10(rate)) - 2)
     return f"{np.floor(rate / digit) * digit:.6g}"

@@ -153,6 +153,7 @@ class StepParts:
         but exchanges at the HBM's rate, and of all that computes while data moves [2, 6, knots].
         """
         dense, experts, library, direct, sums, exchanges, other, moved = np.moveaxis(self.linear, 1, 0)
+        # engines take their own kernel for small tensors, and the library for large ones
         summed = np.minimum(library, direct + sums * (kernels.sum_s + self.peers * kernels.peer_s))
         products, streams = dense * kernels.dense.at(self.tokens), kernels.other * other
         computed = streams + products
@@ -174,6 +175,7 @@ def step_parts(design: StepDesign, tokens: int, sequences: int) -> StepParts:
     linear = np.stack([_columns(prompts, knots), _columns(steps, knots)])
     grid = _run(design, "decode", rows[:, None], contexts[None, :])
     lengths, numbers = _lengths(), np.arange(sequences + 1)
+    # one sequence: attention of several is the sum of theirs
     whole = _run(design, "prefill", 1, lengths)
     times = StepTimes(
         np.zeros((2, 2)),
@@ -210,13 +212,16 @@ def _routing(design: StepDesign, step: Iteration) -> tuple[float, float]:
 def _run(design: StepDesign, mode: str, batch: ArrayLike, length: ArrayLike) -> Iteration:
     """The step model's iteration of batches and lengths that broadcast."""
     sizes = {"mode": mode, "batch": np.asarray(batch), "sequence_length": np.asarray(length)}
+    # halves are of prompts alone
     parallel = design.parallel if mode == "prefill" else design.parallel.model_copy(update={"split_ctas": 0})
+    # rules were checked before: sizes that a table does not use may divide by zero
     with np.errstate(all="ignore"):
         return iteration(design.model_copy(update={"run": design.run.model_copy(update=sizes), "parallel": parallel}))
 
 
 def _knots(most: int) -> Integers:
     """Whole numbers from 1 to `most`, all small ones and then some of each octave."""
+    # geometric knots, whose rounding keeps every small number
     count = int(np.ceil(np.log2(max(most, 2)) * _STEPS)) + 1
     return np.unique(np.append(np.round(np.geomspace(1, max(most, 2), count)), most)).astype(np.int64)
 
@@ -237,6 +242,7 @@ def pad(places: Integers, graphs: Sequence[int]) -> Integers:
     sizes = np.asarray(sorted(graphs), np.int64)
     if not len(sizes):
         return places
+    # a batch beyond the largest graph runs without one
     above = np.searchsorted(sizes, places)
     taken = sizes[np.minimum(above, len(sizes) - 1)]
     return np.where((places > 0) & (above < len(sizes)) & (taken < len(places)), taken, places)
@@ -284,11 +290,13 @@ def _columns(step: Iteration, knots: ArrayLike) -> Floats:
     group = step.passes.platform.groups["tp"]
     gpus = np.asarray(group.num_gpus, float)
     rate = np.asarray(group.bytes_per_s, float) * group.link_share  # of a mesh, links to these peers alone
+    # in one kernel a GPU reads the whole tensor of each of the others
     payloads = [part.times * _payload(part.op.work) for part in kinds["sums"]]
     direct = sum(payloads, np.zeros(())) * (gpus - 1) / rate
     counts = sum((part.times for part in kinds["sums"]), np.zeros(()))
     dense, experts, sums, exchanges, other = (step.passes.sum(parts) for parts in kinds.values())
     moved = _moved_s(step, [*kinds["dense"], *kinds["experts"], *kinds["rest"]])
+    # between stages of a pipeline
     sent = step.message_s if np.all(np.asarray(step.passes.parallel.pp) > 1) else 0.0
     columns = (dense, experts, sums, direct, counts, exchanges, other + sent, moved)
     return np.stack([np.broadcast_to(np.asarray(column, float), np.shape(knots)) for column in columns])
@@ -332,6 +340,7 @@ def _launches(step: Iteration) -> float:
 
 def memory_of(design: StepDesign) -> tuple[float, float, float]:
     """Bytes of a GPU: weights, keys and values of a token, all memory."""
+    # the difference is of the cache alone: buffers of a step do not grow with the context
     near, far = (_run(design, "decode", 1, length) for length in (1, 1025))
     cached = [float(step.passes.of_blocks("kept")) for step in (near, far)]
     passes, room = near.passes, design.system.gpu.hbm_bytes

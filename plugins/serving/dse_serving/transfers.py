@@ -23,6 +23,7 @@ def delay_of_transfer(sending: Any, side: Any, begun: float, whole_s: float, now
     """
     free = max(sending[0] - now, begun - now) + whole_s / side[1]
     sending[0] = now + free
+    # links that were busy, the transfer itself, and what could not begin before the prompt was whole
     return float(max(free, begun - now + whole_s, side[0] * whole_s))
 
 
@@ -32,10 +33,12 @@ def transfer(state: Any, receiver: int, split: int, request: int, now: float) ->
     what is under way to it in the order in which it arrives. Batches of a pipeline share the links of its first one.
     """
     beside, delay = state.rates[0, at.BESIDE] > 0.0, 0.0
+    # layer by layer beside the prompt: only the last part is left when it is whole
     share = state.rates[0, at.LAST] if beside else 1.0
     begun = state.moments[request, at.ADMITTED] if beside else now
     for pool in range(2):
         engine = receiver if pool == 1 else state.requests[request, at.ENGINE]
+        # pool 0 sends and pool 1 receives; the slower side decides
         e = engine - (engine - pool * split) % state.limits[pool, at.STAGES]
         whole_s = state.rates[pool, at.MOVED_TOKEN] * state.requests[request, at.CACHED]
         side = (share, float(state.limits[pool, at.RANKS]))
@@ -43,6 +46,7 @@ def transfer(state: Any, receiver: int, split: int, request: int, now: float) ->
     moved = now + (delay + state.rates[0, at.MOVED_LATENCY])
     state.moments[request, at.MOVED] = moved
     before, after = NOBODY, state.engine[receiver, at.SENDING]
+    # sorted by arrival, so that `receive` looks at the first alone
     while after != NOBODY and state.moments[after, at.MOVED] <= moved:
         before, after = after, state.requests[after, at.NEXT]
     state.requests[request, at.NEXT] = after

@@ -67,9 +67,11 @@ def main(words: Sequence[str] | None = None) -> int:
     for name, rows, share in TABLES:
         if name not in options.tables:
             continue
+        # named tables may take all of the time
         part = share if len(options.tables) == len(TABLES) else 1.0
         until = min(start_s + options.seconds, time.monotonic() + part * options.seconds)
         measures = list(rows())
+        # spread over the table, so that each kind of row is tried
         measures = measures[:: max(1, len(measures) // 8)] if options.quick else measures
         count = write_table(options.out / f"{name}.csv", measures, until=until)
         print(f"{time.monotonic() - start_s:6.1f} s  {name}: {count} rows", flush=True)
@@ -93,6 +95,7 @@ def write_table(path: Path, measures: Sequence[Measure], *, until: float) -> int
     [s] after which no further row is begun.
     """
     journal = path.with_suffix(".jsonl")
+    # the journal is removed when a table is whole
     if path.exists() and not journal.exists():
         return max(0, len(path.read_text("utf-8").splitlines()) - 1)
     done = _journal_rows(journal)
@@ -103,6 +106,7 @@ def write_table(path: Path, measures: Sequence[Measure], *, until: float) -> int
         done.append(_measured(measure, path.name))
         with journal.open("a", encoding="utf-8") as file:
             file.write(json.dumps(done[-1], default=str) + "\n")
+        # caches of torch would fill the memory with buffers of past sizes
         if number % 16 == 0:
             torch.cuda.empty_cache()
     rows = [row for measured in done for row in measured]

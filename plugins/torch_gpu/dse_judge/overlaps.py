@@ -48,6 +48,7 @@ def beside(background: Callable[[], Background], made: list[Background], *, size
     call, other = gemm(size), made[0]
     counts = calls_in(call), calls_in(other.call)
     measure = _beside_trains if other.lasting is None else partial(_beside_lasting, other.lasting)
+    # alone and beside in turn, so that a drift of the clock meets both
     rows = [measure(call, other, counts) for _ in range(7)]
     middle = [statistics.median(times) for times in zip(*rows, strict=True)]
     names = ("gemm_alone_s", "other_alone_s", "gemm_beside_s", "other_beside_s")
@@ -119,6 +120,7 @@ def starts(*, size: Size, kernel: str, sms: int) -> list[Row]:
     gemm_s = median_of(call, 5)[0]
     trial = by_sms(kernel, sms, 8 << 20)
     num_bytes = int((8 << 20) * gemm_s / median_of(trial.call, 5)[0])
+    # whole pages, within the buffers that there are
     num_bytes = max(1 << 20, min(BUFFER_BYTES, num_bytes >> 12 << 12))
     other = by_sms(kernel, sms, num_bytes)
     other_s = median_of(other.call, 5)[0]
@@ -154,6 +156,7 @@ def pipeline(*, size: Size, cut_as: tuple[str, int], mover: tuple[str, int]) -> 
     calls = cut(*operands(size), axis, chunks)
     whole = product(size)
     copy = by_engine("to_gpu", num_bytes).call if kernel == "engine_to_gpu" else by_sms(kernel, sms, num_bytes).call
+    # warm up: the first call of each loads its kernel
     for call in (*calls, whole, copy):
         call()
     runs = {

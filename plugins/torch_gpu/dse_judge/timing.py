@@ -48,6 +48,7 @@ def time_parts(parts: Sequence[Part], *, own_start: bool = False) -> list[float]
     torch.cuda.synchronize()
     streams = [stream_of(place, part.priority) for place, part in enumerate(parts)]
     first, later, ends = timed_event(), timed_event(), [timed_event() for _ in parts]
+    # the GPU waits until the host has queued all calls: none is late
     torch.cuda._sleep(int(CYCLES_PER_S * (30e-6 + LAUNCH_S * sum(part.count for part in parts))))
     _start(parts, streams, first, late=False)
     if any(part.late for part in parts):
@@ -74,6 +75,7 @@ def _queue(parts: Sequence[Part], streams: Sequence[Any]) -> None:
     most = max(part.count for part in parts)
     for turn in range(most):
         for stream, part in zip(streams, parts, strict=True):
+            # exactly `count` of the turns, spread evenly (Bresenham)
             if turn * part.count // most < (turn + 1) * part.count // most:
                 with torch.cuda.stream(stream):
                     part.call()
@@ -95,6 +97,7 @@ def calls_in(call: Call, seconds: float = SAMPLE_S) -> int:
     for _ in range(3):
         call()
     torch.cuda.synchronize()
+    # the first may still load a module or choose an algorithm
     call_s = min(time_parts([Part(call, 2)])[0] / 2 for _ in range(2))
     return max(1, min(400, math.ceil(seconds / max(call_s, 1e-7))))
 

@@ -95,6 +95,7 @@ def _recurrent(spec: ArrivalSpec) -> Rows:
 
 def _transformer(spec: ArrivalSpec) -> Rows:
     random = np.random.default_rng(int(spec.seed))
+    # six GEMMs a layer: the gap is over the mean time of a request's GEMMs
     begins = np.cumsum(random.exponential(6.0 * spec.layers * float(spec.gap), int(spec.jobs)))
     rows: Rows = []
     for begin in begins:
@@ -112,7 +113,9 @@ def _layers(spec: ArrivalSpec, begin: float) -> Iterator[tuple[float, Shape, tup
     for layer in range(spec.layers):
         at = 6 * layer
         before = (at - 1,) if layer else ()
+        # query, key and value, which are independent
         yield from ((begin, (m, h, h), before) for _ in range(3))
+        # the projection waits for all three
         yield begin, (m, h, h), (at, at + 1, at + 2)
         yield begin, (m, 4 * h, h), (at + 3,)
         yield begin, (m, h, 4 * h), (at + 4,)

@@ -153,6 +153,7 @@ class Dispatcher:
         begin = self.now
         if self.logic.policy in ("dynamic", "oracle"):
             self.degrees = (*self.degrees, degree)
+            # the command processor decides one thing after another
             self.free_s = max(self.free_s, self.now) + float(self.logic.decision_s)
             begin = self.free_s
         for job in chosen_now:
@@ -168,6 +169,7 @@ class Dispatcher:
             return min(max(DEGREES), len(running) + len(ready))
         if policy == "static":
             return int(self.logic.degree or 1)
+        # a fork of the oracle: the degree that it tries
         if self.forced is not None:
             return self.forced
         jobs = [*running, *ready]
@@ -203,6 +205,7 @@ class Dispatcher:
 
     def _put(self, job: int, degree: int) -> None:
         """Set the kernel of a GEMM as one of so many at once."""
+        # kernels are kept for powers of two: the next one above is used
         tuned = min((number for number in DEGREES if number >= degree), default=max(DEGREES))
         row = kernel_of(self.gpu, tuple(self.arrivals.shapes[job]), self.arrivals.precision, tuned, self.logic.kernels)
         for column, value in zip(self.kernels, row, strict=True):
@@ -289,10 +292,13 @@ def _train(gpu: Gpu, precision: str) -> TrainedLogic:
     random = np.random.default_rng(_SEED)
     low, high = np.log2(np.array(_SIZES, float)).T
     queues, seconds = [], []
+    # training queues are drawn apart from the studied ones: the logic never sees those
     for _ in range(_LEARNED):
+        # one to three kinds of GEMMs, as layers of a network repeat
         kinds = 2 ** random.uniform(low, high, (int(random.integers(1, 4)), 3))
         shapes = np.maximum(_WHOLE, np.round(kinds / _WHOLE) * _WHOLE)
         queue = shapes[random.integers(len(shapes), size=int(random.integers(1, max(DEGREES) + 1)))]
+        # all are there at once: the logic learns what is best, not when to wait
         waits = Arrivals(queue, np.zeros(len(queue)), ((),) * len(queue), precision, True)
         queues.append(features(gpu, queue, precision))
         seconds.append([_static(gpu, waits, degree).makespan_s for degree in DEGREES])

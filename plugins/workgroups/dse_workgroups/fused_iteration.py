@@ -103,6 +103,7 @@ class _Stream:
         move = self._workload.operators[move_name]
         assert isinstance(move, Collective) and isinstance(op, Embedding | Gemm | Gemv)
         consumes = move_name in op.after
+        # the kernel itself waits for its collective: it is launched before that has ended
         remaining = op.model_copy(update={"after": tuple(item for item in op.after if item != move_name)})
         self._unpack(remaining)
         begin = max(self._ready(remaining), self._ready(move) if consumes else 0.0)
@@ -129,6 +130,7 @@ class _Stream:
             self._done[name] = self._ready(op, stream=False)
             return
         self._copy(op, self._ready(op, stream=False))
+        # packing is a kernel of the stream, so a packed tensor waits for the stream
         at = max(self._library, self._ready(op, stream=op.pattern == "all_to_all" and self._knobs.copies))
         cus = np.minimum(library_cus(system, op.pattern), system.gpu.num_cus)
         at += float(np.asarray(setup(system, by=TransferMode("cu", cus, op.pattern))))
@@ -158,6 +160,7 @@ class _Stream:
         """Pack or unpack a tensor, next in the stream."""
         if self._copies(op):
             gpu, num_bytes = self._system.gpu, float(op.payload_bytes)
+            # each byte is read and written
             rate = float(gpu.stream_share * gpu.hbm_bytes_per_s) / 2
             self._stream = max(self._stream, ready) + float(gpu.kernel_launch_s) + num_bytes / rate
 

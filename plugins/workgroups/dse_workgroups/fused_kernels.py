@@ -86,6 +86,7 @@ class FusedKernel:
     @property
     def occupancy(self) -> int:
         """Workgroups on a CU: those that put lose `schedule.occupancy_loss` to the registers of the library's calls."""
+        # kernels bound by arithmetic run one tile on a CU
         residents = 1 if isinstance(self.op, Gemm) else facts().per_cu
         puts = self.move is not None and not self.stores
         lost = float(self.knobs.occupancy_loss or 0.0) if puts else 0.0
@@ -140,7 +141,9 @@ class FusedKernel:
         assert gpu.persistent is not None
         # a workgroup of the kernel copies what it puts in a node; a NIC reads by itself
         copy = 1 / _flight(gpu) if inside and not self.stores else 0.0
+        # stores to all peers share what a CU may have outstanding
         depth = float(facts().outstanding_bytes_per_cu) * gpu.num_cus / peers / rate if inside else 0.0
+        # stores come from registers: only puts read what was stored before
         read = np.full(len(pairs), NONE) if self.stores else source
         return Wires(
             *(source, target, rate * unit, latency * unit, message * unit, depth * unit, copy * unit, target, read)

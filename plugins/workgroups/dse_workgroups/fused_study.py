@@ -150,6 +150,7 @@ def _is_whole(run: FinishedRun) -> bool:
     ok = table[table["status"] == "ok"]
     every = {kind for kind in _KINDS if not ok["scenario"].str.startswith(kind).any()}
     alike = ok.groupby(["system.name", "schedule.copies", _SETUP]).ngroups
+    # three systems, with copies or not, launched ahead or not
     return not every and alike == 3 * 2 * 2 and min(len(run.probe(name)) for name in ("bound", "bare", "copied")) > 0
 
 

@@ -219,9 +219,11 @@ def _set_rate(g: int, world: Any) -> None:
         state.rate[g] = 1.0
         return
     top, flight = gpus.top[g], gpus.flight[g]
+    # over that of a full GPU, whose rate was measured and is `top`
     total = top * _share(running * flight, top) / _share(gpus.full[g] * flight, top)
     taken = 0.0
     for wire in range(len(wires.rate)):
+        # a wire that is busy reads and writes memory at both of its ends
         if state.free[wire] > state.clock[g]:
             taken += wires.rate[wire] / gpus.hbm[g] * ((wires.hbm_in[wire] == g) + (wires.hbm_out[wire] == g))
     state.rate[g] = total * max(_LEAST, 1.0 - taken) / running
@@ -344,6 +346,7 @@ def _go_on(g: int, at: float, world: Any) -> None:
     state = world.state
     state.served[g] += state.rate[g] * max(0.0, at - state.clock[g])
     state.clock[g] = max(at, state.clock[g])
+    # workgroups that end together but for rounding end in one event
     slack = 1e-12 * state.served[g]
     for w in range(world.gpus.workgroups[g]):
         if state.state[g, w] == _RUNS and state.finish[g, w] <= state.served[g] + slack:

@@ -103,6 +103,7 @@ def _dispatch(kernels: Any, state: Any) -> None:
     live, failed = state.launched[0], 0
     running = 0
     for place in range(live):
+        # a kernel that is launched but has not begun takes no share of the cache
         running += state.begin[state.live[place]] <= state.clock[0]
     while live > 0 and failed < live:
         state.turn[0] = (state.turn[0] + 1) % live
@@ -111,6 +112,7 @@ def _dispatch(kernels: Any, state: Any) -> None:
         if state.begin[job] <= state.clock[0] and state.pending[job] > 0:
             for cu in range(len(state.used)):
                 fits = state.used[cu] + kernels.share[job] <= 1.0 + 1e-9 and state.count[cu] < _PER_CU
+                # ties go to the first CU, so that runs are deterministic
                 if fits and (best == _NONE or state.count[cu] < state.count[best]):
                     best = cu
         if best == _NONE:
@@ -134,6 +136,7 @@ def _fair_level(state: Any, column: int, rate: float) -> float:
     left, least, total = rate, 0.0, 0.0
     for place in range(state.launched[0]):
         total += state.want[state.live[place], column]
+    # water filling: the smallest demands are served in full, one size after the other
     while total > rate:
         waiting, smallest = 0, _INF
         for place in range(state.launched[0]):
@@ -160,6 +163,7 @@ def _share_memory(kernels: Any, rates: Any, state: Any) -> None:
         for slot in range(_PER_CU if state.count[cu] > 0 else 0):
             job = state.kernel[cu, slot]
             if job != _NONE:
+                # q(o) / o of a CU's rate for each of its o workgroups, as shares of one workgroup
                 pace = 1.0 / (state.count[cu] + rates.half) / kernels.work[job]
                 state.want[job, 0] += pace * kernels.llc[job]
                 state.want[job, 1] += pace * state.hbm[cu, slot]
@@ -170,6 +174,7 @@ def _share_memory(kernels: Any, rates: Any, state: Any) -> None:
         if state.want[job, 0] > llc:
             kept_share = llc / state.want[job, 0]
         if state.want[job, 1] > hbm:
+            # the scarcer of both holds the kernel up
             kept_share = min(kept_share, hbm / state.want[job, 1])
         state.kept_share[job] = kept_share
 
@@ -209,6 +214,7 @@ def _progress(at: float, kernels: Any, rates: Any, state: Any) -> bool:
             if job == _NONE:
                 continue
             state.remaining[cu, slot] -= passed * _speed(cu, slot, rates, state)
+            # what rounding leaves of a workgroup is no work
             if state.remaining[cu, slot] <= 1e-9 * kernels.work[job]:
                 state.kernel[cu, slot] = _NONE
                 gone += 1
@@ -218,6 +224,7 @@ def _progress(at: float, kernels: Any, rates: Any, state: Any) -> bool:
                     state.done[job] = at
                     ended = True
         state.count[cu] -= gone
+        # an empty CU is reset, so that rounding does not add up
         state.used[cu] = 0.0 if state.count[cu] == 0 else state.used[cu] - freed
     state.clock[0] = at
     return ended
@@ -233,6 +240,7 @@ def _retire(state: Any) -> None:
             state.live[keep] = job
             keep += 1
     state.launched[0] = keep
+    # places have moved, so the turn begins anew
     state.turn[0] = 0
 
 

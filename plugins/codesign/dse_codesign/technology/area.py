@@ -53,12 +53,14 @@ def package_area(machine: MachineKnobs, technology: Coefficients) -> PackageArea
     logic["l2"] = _cache_mm2(machine.l2_bytes, machine.process, technology)
     core = sum(logic.values(), np.zeros(()))
     stacked = np.asarray(machine.num_base_dies) > 0
+    # memory controllers and fabric move into the base die
     kept = np.where(stacked, technology["area.stacked_uncore_share"], 1.0)
     logic["uncore"] = technology["area.uncore_share"] * kept * core
     beside = _io_blocks(machine, technology)
     io_mm2 = sum((beside[name] for name in ("hbm_phy", "link_phy", "die_to_die")), np.zeros(()))
     rest_mm2 = sum((beside[name] for name in ("llc", "copy_engines", "tracker")), np.zeros(()))
     compute = core + logic["uncore"]
+    # dies do not cover a base die to its edge, and it is never smaller than what it holds
     carried = np.maximum(compute / technology["area.stacking_fill"], rest_mm2)
     beside["base_filler"] = np.where(stacked, carried - rest_mm2, 0.0)
     return PackageArea(

@@ -70,6 +70,7 @@ def dies_per_wafer(area_mm2: ArrayLike, technology: Coefficients) -> Array:
 def die_costs(machine: MachineKnobs, technology: Coefficients, area: PackageArea) -> tuple[DieCost, ...]:
     """Compute dies and base dies of the packages of machines [B]. Base dies of a count of 0 cost nothing."""
     dies = np.asarray(machine.num_dies, float)
+    # a die may only use its own spare CUs; the sum guards whole numbers from rounding
     spares = np.floor((np.asarray(machine.cus_on_die) - np.asarray(machine.num_cus)) / dies + 1e-9)
     compute = _die(technology, machine.process, area.compute_mm2 / dies, repairable=(area.cus_mm2 / dies, spares))
     base_dies = np.asarray(machine.num_base_dies, float)
@@ -107,9 +108,11 @@ def machine_cost(
     memory = technology.of_hbm("usd_per_gb", machine.hbm) * np.asarray(machine.hbm_bytes) * 1e-9 * with_units
     silicon = sum((die.count * die.usd for die in dies), np.zeros(()))
     stacked = np.asarray(machine.num_base_dies) > 0
+    # stacked dies take no area of the interposer
     footprint = np.where(stacked, area.base_mm2, area.compute_mm2) + stacks * technology["memory.stack_mm2"]
     package = technology["cost.package_usd_per_mm2"] * technology["cost.package_spacing"] * footprint
     package = package + np.where(stacked, technology["cost.stacking_usd_per_mm2"] * area.compute_mm2, 0.0)
+    # a bond that fails loses the package with all that is on it
     bonded = sum((die.count for die in dies), np.zeros(())) + stacks
     lost = (silicon + memory + package) * (technology["cost.bond_yield"] ** -bonded - 1)
     parts: dict[str, Any] = {
@@ -129,6 +132,7 @@ def _network_usd(machine: MachineKnobs, technology: Coefficients) -> dict[str, A
     """Cost of the node around a GPU and of the network [USD for one GPU]."""
     rate, links = np.asarray(machine.nic_gbit_per_s), machine.link_bytes_per_s * 8e-9
     without_sums = 1 - technology["cost.switch_sums_share"] * (1 - np.asarray(machine.switch_adds))
+    # the price of a node holds PCIe switches, which a machine without them does not pay
     without_pcie = (1 - np.asarray(machine.pcie_switches)) * technology["cost.pcie_switch_usd"]
     return {
         "node": technology["cost.node_usd"] / np.asarray(machine.gpus_per_node) - without_pcie,

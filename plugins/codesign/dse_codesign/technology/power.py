@@ -60,7 +60,9 @@ def module_power(
     area = package_area(machine, technology) if area is None else area
     nominal = np.asarray(machine.clock_hz, float)
     voltage = relative_voltage(nominal * clock, technology)
+    # fans, controllers and regulators draw power without any work
     still, switched = technology["power.idle_module_share"], np.asarray(clock)
+    # dynamic power: f V^2
     relative = switched * (voltage / relative_voltage(nominal, technology)) ** 2
     leakage = _leakage_w(machine, technology, area) * voltage**2
     scale = technology.of_process("energy_scale", machine.process) * voltage**2 * _PJ
@@ -110,6 +112,7 @@ def _cache_w(machine: MachineKnobs, technology: Coefficients, activity: MachineA
 
     scale: of the energy of compute dies over 45 nm [J/pJ]. Base dies run at the reference voltage.
     """
+    # what L2 serves is what reaches the HBM over the share that misses
     moved = np.asarray(machine.hbm_bytes_per_s) * activity.hbm / (1 - np.asarray(activity.cache_hits))
     near = np.asarray(activity.l1_bytes_per_s) * technology["power.l1_pj_per_byte"]
     near = near + moved * technology["power.l2_pj_per_byte"]
@@ -120,6 +123,7 @@ def _cache_w(machine: MachineKnobs, technology: Coefficients, activity: MachineA
 def _transfer_w(machine: MachineKnobs, technology: Coefficients, activity: MachineActivity) -> dict[str, Any]:
     """Power of HBM, links (both directions) and units in memory [W]."""
     hbm = np.asarray(machine.hbm_bytes_per_s) * activity.hbm * 8 * technology.of_hbm("pj_per_bit", machine.hbm)
+    # both ends of a link are paid for: this GPU sends and receives
     links = 2 * machine.link_bytes_per_s * activity.link * 8 * technology["power.link_pj_per_bit"]
     between = np.asarray(machine.die_to_die_bytes_per_s) * activity.die_to_die * 8
     pim = np.asarray(machine.pim_units) * activity.pim * technology["power.pim_unit_mw"]

@@ -130,6 +130,7 @@ def advise(profile: Profile, system: str) -> Advice:
         if profile.is_graph.any():
             way = "record the kernels of CUDA graphs: nsys profile --cuda-graph-trace=node"
         raise ConfigError([Problem("profile", rule, source, way)])
+    # what the profile tells of its own kernels counts before constants of the machine
     what_ifs = WhatIfs(contended(profile, learn_laws(profile, assumed_laws(system))))
     tried = try_all(what_ifs)
     plan, count = best_together(what_ifs, tried)
@@ -152,6 +153,7 @@ def machine_of(profile: Profile, system: str = "") -> str:
     if not named:
         rule = f"is needed: the profile names {profile.device or 'no GPU'}"
         raise ConfigError([Problem("system", rule, "", "add system=h100_8 or system=mi300x_8, or another machine")])
+    # the longest name: `mi300x` is meant where `mi300` matches as well
     return max(named, key=len)
 
 
@@ -189,6 +191,7 @@ def best_row(what_ifs: WhatIfs, tried: Tried, rows: Sequence[int]) -> int:
     if most < least:
         return recorded
     near = [at for at in rows if gains[at] >= (1 - _NEARLY) * most]
+    # of equally simple changes, the one nearest to the recorded number of SMs
     sms = max(float(what_ifs.model.group_sms[tried.groups[recorded]]), 1.0)
     return min(near, key=lambda at: (tried.settings[at].changes, abs(np.log((tried.settings[at].sms or sms) / sms))))
 
@@ -234,11 +237,13 @@ def _cause(what_ifs: WhatIfs, group: int, exposed: float) -> str:
     total_s = terms.mean_s * len(members)
     if terms.waited_s is not None and terms.waited_s > _MOSTLY * total_s:
         return f"waits for late ranks for {100 * terms.waited_s / total_s:.0f} % of its time"
+    # what is left when no rank is waited for
     moves_s = terms.mean_s - (terms.waited_s or 0.0) / len(members)
     if terms.machine_s and moves_s > MANY * terms.machine_s:
         times, late = moves_s / terms.machine_s, "late ranks, or " if terms.waited_s is None else ""
         return f"{times:,.0f} x as long as links of {model.laws.machine} need: {late}a slower link"
     launches = [member for member in members if np.isfinite(model.waits.launch_s[member])]
+    # twice the usual delay: the launch itself, and what scatters
     ready = [model.waits.launch_s[member] + 2 * model.waits.launch_delay_s for member in launches]
     start = model.profile.start_s[launches]
     if launches and float((start <= np.array(ready)).mean()) > _OFTEN:
@@ -256,6 +261,7 @@ def _other_gpus(what_ifs: WhatIfs, system: str) -> tuple[tuple[str, float], ...]
     for name in names:
         try:
             what_ifs.pace(name)
+        # a machine without the constants that kernels need has no time
         except ConfigError:
             continue
         plans.append(Plan(gpu=name))

@@ -82,8 +82,10 @@ def halved(model: Contended) -> Halved:
     once = _once(model)
     segment = _segments(model, once)
     pairs = [(kernel, half) for kernel in range(len(segment)) for half in _BOTH if half or not once[kernel]]
+    # segment by segment, in each the first half before the second
     pairs.sort(key=lambda pair: (segment[pair[0]], pair[1], pair[0]))
     origin, half = (np.array(column, np.intp) for column in zip(*pairs, strict=True))
+    # half of the work each, times what halving loses
     share = np.where(once, 1.0, penalties(model) / 2)[:, origin]
     profile = replace(model.profile, kernels=model.profile.kernels.iloc[origin].reset_index(drop=True))
     by_kernel = {name: getattr(model, name)[origin] for name in ("group", "sms", "kernel_class")}
@@ -109,6 +111,7 @@ def penalties(model: Contended) -> Floats:
     latency = 1 + np.minimum(of_groups * assumed.cases("latency")[:, None] / seconds, 1.0)
     ctas = profile.kernels["ctas"].to_numpy(float, na_value=np.nan)
     with np.errstate(invalid="ignore"):
+        # two launches of half of the CTAs may end in one partly filled wave more
         waves = 2 * np.ceil(np.ceil(ctas / 2) / sms) / np.ceil(ctas / sms)
     by_waves = np.array([np.ones_like(waves), (1 + waves) / 2, waves])
     on_sms = np.where(np.isfinite(waves), by_waves, assumed.cases("halves_unknown")[:, None])
@@ -135,6 +138,7 @@ def _once(model: Contended) -> Marks:
             if moves[other] and not moves[kernel]:
                 waiting.setdefault(other, []).append(kernel)
     for collective in np.flatnonzero(moves).tolist():
+        # nothing waits for it: all() of none holds, so it runs once
         once[collective] = all(once[kernel] for kernel in waiting.get(collective, ()))
     return once
 
@@ -160,6 +164,7 @@ def _structure(model: Contended, origin: Ints, half: Ints) -> Structure:
     previous, last = list[int](), dict[tuple[int, bool], int]()
     needs: dict[int, tuple[Need, ...]] = {}
     for place, (kernel, part) in enumerate(zip(origin.tolist(), half.tolist(), strict=True)):
+        # collectives of a stream get a lane of their own: halves overlap only if they do not queue behind kernels
         lane = int(streams[kernel]), bool(moves[kernel])
         previous.append(last.get(lane, -1))
         last[lane] = place
@@ -175,6 +180,7 @@ def _structure(model: Contended, origin: Ints, half: Ints) -> Structure:
 
 def _halves_of(other: int, kernel: int, part: int, twice: set[int]) -> tuple[int, ...]:
     """The halves of another kernel that a half of a kernel waits for. twice: kernels that run in halves."""
+    # what runs once is kept as the second half: it follows both
     if other not in twice:
         return (1,)
     return (part,) if kernel in twice else _BOTH

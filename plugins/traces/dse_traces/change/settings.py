@@ -174,12 +174,15 @@ class Effects:
         times = self.model.alone_s[EXPECTED, places]
         machine_s = self._seconds(pattern, payload) if pattern and payload else 0.0
         least = min(1.0, machine_s / times.mean())
+        # the quickest of many hardly waited for anybody; of one or two nobody knows, so the middle
         fastest = times.min() / times.mean() if payload and len(times) > 2 else (1 + least) / 2
         waited_s = self._waited_s(places)
         moves = np.array([least, max(least, fastest), 1.0])
         most = np.full(3, np.inf)
         if waited_s is not None:
+            # no change of a collective shortens the wait for late ranks
             most = np.full(3, max(0.0, 1 - waited_s / self.model.profile.seconds[places].sum()))
+        # far longer than its links need: it is taken to wait, and to move for as long as they need
         elif machine_s and times.min() > MANY * machine_s:
             moves[1] = least
         if machine_s and times.mean() > MANY * machine_s and waited_s is None:
@@ -223,5 +226,6 @@ class Effects:
             return None
         group = replace(machine_ring(self.machine, self.node.num_gpus), in_switch=switch)
         seconds = float(collective_cost(pattern, "in_switch", payload, group).seconds)
+        # as many CTAs as reach the switch's rate; eight where that is not known
         sms = np.ceil(rate.bytes_per_s / rate.bytes_per_s_per_cta) if rate.bytes_per_s_per_cta else 8.0
         return Switched(seconds / self._seconds(pattern, payload), float(sms))

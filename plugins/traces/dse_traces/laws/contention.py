@@ -105,6 +105,7 @@ class Laws:
         if kind not in ON_SMS:
             return np.asarray(np.maximum(1 + (penalty - 1) * rate, 1.0))
         engines = self.engines.cases().reshape(aligned)
+        # a kernel always keeps one SM: otherwise it would never end
         held = np.minimum(sms, self.sms - 1.0)
         slowed = Sharing(penalty, self.static).gemm(lost_share(kind, ctas, self.sms, held), 1.0)
         return np.asarray(np.maximum(np.where(sms > 0, slowed, engines), 1.0))
@@ -131,6 +132,7 @@ def assumed_laws(system: str | ProfiledMachine) -> Laws:
     if gpu.contention is None or gpu.cu_copy is None or node is None or not gpu.hbm_bytes_per_s:
         raise _without_contention(machine.name)
     copy, gemm = gpu.cu_copy, float(np.asarray(Sharing.of(gpu).interference))
+    # one link to each peer where their number is not known
     peak = copy.link_efficiency * (gpu.num_links or node.num_gpus - 1) * (node.link_bytes_per_s or 0.0)
     rate = RateLaw(copy.setup_s, 0.0, copy.bytes_per_s_per_cu, max(peak, copy.bytes_per_s_per_cu), 0.0, 4.0)
     drawn = 2 / rate.seconds_per_byte(copy.num_cus) / gpu.hbm_bytes_per_s  # read and written
@@ -209,6 +211,7 @@ def _spans(profile: Profile) -> pd.DataFrame:
     beside = np.bincount(both.kernel, both.seconds, len(profile))
     beside += np.bincount(both.collective[heavy], both.seconds[heavy], len(profile))
     waited = np.nan_to_num(profile.kernels["waited_for_ranks_s"].to_numpy(float))
+    # several collectives at once may overlap a kernel for longer than it lasts
     columns = {"seconds": seconds, "net": np.maximum(seconds - waited, 0.0), "beside": np.minimum(beside, seconds)}
     return pd.DataFrame({"key": kernel_keys(profile), **columns, "counts": collective | _computes_alone(profile)})
 
@@ -252,6 +255,7 @@ class SideBySide:
 def side_by_side(profile: Profile) -> SideBySide:
     """Kernels that compute and collectives that ran at the same time."""
     start, end, computes = profile.start_s, profile.end_s, profile.is_compute
+    # ends are not in the order of begins: their running maximum can be searched
     ended, parts = np.maximum.accumulate(end), list[tuple[Ints, Ints, Floats]]()
     for place in np.flatnonzero(profile.is_collective):
         first, last = np.searchsorted(ended, start[place], side="right"), np.searchsorted(start, end[place])
@@ -314,6 +318,7 @@ def _interval(values: pd.Series[float], weights: pd.Series[float]) -> Estimate:
     """Median and spread of observations, weighted; below 1 where waves of CTAs say more than was observed."""
     order = np.argsort(values.to_numpy(float))
     shares = np.cumsum(weights.to_numpy(float)[order])
+    # weighted by time: long kernels decide how much a what-if gains
     at = np.searchsorted(shares / shares[-1], [_SPREAD[0], 0.5, _SPREAD[1]])
     low, value, high = values.to_numpy(float)[order][np.minimum(at, len(order) - 1)]
     return Estimate(float(low), float(value), float(high))

@@ -80,10 +80,12 @@ def lower_kernels(profile: Profile, delays: Waits) -> tuple[TaskGraph, NDArray[n
         after = [last[delays.previous[kernel]]] if delays.previous[kernel] >= 0 else []
         if np.isfinite(delays.launch_s[kernel]) and (launched := delays.launch_s[kernel] + delay) > 0:
             after.append(graph.task(f"{name}, launched", _LAUNCH, delay=launched, **lane))
+        # it begins as long after the begin of the other as it was recorded
         if (other := delays.other[kernel]) >= 0:
             after.append(ends[int(other), float(delays.ran_s[kernel])])
         gap, begun = delays.gap_s, 0.0
         for ran in parts[kernel]:
+            # no task is empty, so that each has a place in time
             work: dict[str, Any] = {"work": max(ran - begun, _SHORTEST_S), "delay": gap}
             after = [graph.task(name, kinds[kernel], after=after, **work, **lane)]
             ends[kernel, ran] = after[0]

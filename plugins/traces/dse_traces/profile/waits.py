@@ -71,6 +71,7 @@ def waits(profile: Profile) -> Waits:
     start, end = profile.start_s, profile.end_s
     before = np.where(previous >= 0, end[previous], -np.inf)
     streams = pd.Series(profile.streams)
+    # a stream is in order: no kernel was launched before those that precede it
     launch = profile.kernels["launch_s"].groupby(streams).cummax().groupby(streams).ffill().to_numpy(float)
     delay, gap = _delays(start, before, launch)
     ready = np.fmax(np.where(previous >= 0, before + gap, start.min()), launch + delay)
@@ -81,6 +82,7 @@ def waits(profile: Profile) -> Waits:
     for kernel in np.flatnonzero(late > SLACK_S).tolist():
         place, running = _ended(profile, kernel, ready[kernel], ends), -1
         since = start[kernel] - end[place] if place >= 0 else np.inf
+        # nothing ended shortly before it: a kernel that held the SMs is more likely
         if since > max(_SOON_S, _SOON_SHARE * late[kernel]):
             running = _running(profile, kernel)
         if running >= 0:
@@ -88,6 +90,7 @@ def waits(profile: Profile) -> Waits:
             ran[kernel] = start[kernel] - start[running]
         elif place >= 0:
             cause[kernel], other[kernel], ran[kernel] = CAUSES.index(OTHER_STREAM), place, profile.seconds[place]
+            # one half at `_SOON_S` between the end and the begin
             confidence[kernel] = 1 / (1 + max(since, 0.0) / _SOON_S)
             apart.append(max(since, 0.0))
         else:
@@ -108,9 +111,11 @@ def _previous(streams: Ints) -> Ints:
 def _delays(start: Floats, before: Floats, launch: Floats) -> tuple[float, float]:
     """Delay of launches on idle streams, and gap between kernels that were launched in time [s]."""
     known = np.isfinite(launch)
+    # on a busy stream the kernel waits for the stream, and tells nothing of its launch
     idle = known & (before < launch)
     delay = float(np.median((start - launch)[idle])) if idle.any() else 0.0
     gaps = (start - before)[np.isfinite(before) & ~(known & (launch + delay > before))]
+    # longer gaps are waits, and no property of the stream
     short = gaps[gaps < _SOON_S]
     return delay, max(float(short.mean()), 0.0) if len(short) else 0.0
 
@@ -118,9 +123,11 @@ def _delays(start: Floats, before: Floats, launch: Floats) -> tuple[float, float
 def _ended(profile: Profile, kernel: int, since: float, ends: Ints) -> int:
     """The last kernel of another stream that ended between a time and the begin of a kernel; -1 if there is none."""
     start, end, streams = profile.start_s, profile.end_s, profile.streams
+    # clocks of streams differ by rounding: an end may seem to be just after the begin
     place = int(np.searchsorted(end[ends], start[kernel] + _SAME_S, side="right")) - 1
     while place >= 0 and end[ends[place]] > since:
         before = int(ends[place])
+        # of kernels that begin together neither can have waited for the other
         if streams[before] != streams[kernel] and start[before] < start[kernel]:
             return before
         place -= 1

@@ -76,6 +76,7 @@ def read_chrome(path: Path) -> list[Profile]:
         records = JsonRecords(text_parts(unpacked, losses), _KEYS, bare="traceEvents", worth=_WORTH)
         for place, (key, value) in enumerate(records):
             events.take(key, value)
+            # progress by what was unpacked: the size of a packed file says nothing of its content
             if not place % 4096:
                 advance(max(file.tell() - events.at, 0))
                 events.at = file.tell()
@@ -103,6 +104,7 @@ def lost_share(records: JsonRecords, losses: list[str]) -> str:
     if not records.lost:
         return stops
     share = 100 * records.share
+    # a share that is not zero is never shown as 0.0 %
     text = f"{share:.1f} %" if share >= 0.1 else f"{share:.1g} %"
     return f"{text} of the file, {records.damaged:,} damaged event{'s' * (records.damaged != 1)}" + (
         f", and {stops}" if stops else ""
@@ -204,6 +206,7 @@ class _Events:
         if role is None:
             parts = [part.strip().replace(" ", "_") for part in category[:200].lower().split(",")]
             role = next((role for pattern, role in _ROLES if any(map(pattern.fullmatch, parts))), _OTHER)
+            # a hostile file must not fill the memory with names
             if len(self.roles) < _MOST_CATEGORIES:
                 self.roles[category] = role
         return role
@@ -225,6 +228,7 @@ class _Events:
         """A time [us] after the first that was met, in seconds. Raises ValueError, TypeError or OverflowError."""
         if isinstance(value, bool):
             raise TypeError
+        # times since 1970 lose digits as floats: whole numbers are subtracted first
         number = value if isinstance(value, int) else float(value)
         if self.zero is None and abs(number) < 1 << 62:
             self.zero = number

@@ -31,11 +31,13 @@ def csv_rows(path: Path, dropped: Counter[str]) -> Iterator[tuple[list[str], Ite
     passed over. Columns may be separated by tabs or semicolons, as well.
     """
     with open_packed(path) as (unpacked, _):
+        # spreadsheets put a byte-order mark in front
         text = io.TextIOWrapper(unpacked, encoding="utf-8-sig", errors="replace", newline="")
         lines = _lines(text, dropped)
         head = list(islice(lines, _HEAD))
         begin = next((place for place, line in enumerate(head) if _NAMES.search(line)), 0)
         head = head[begin:]
+        # the mark that the line of columns has most often
         mark = max(",\t;", key=head[0].count) if head else ","
         reader = csv.reader(chain(head, lines), delimiter=mark)
         try:
@@ -58,6 +60,7 @@ def _rows(reader: Iterator[list[str]], columns: list[str], dropped: Counter[str]
             dropped["rows that are no CSV"] += 1
             continue
         if len(values) < len(columns):
+            # an empty line is no row
             dropped["rows that end before their last column"] += bool(values)
             continue
         yield dict(zip(columns, values, strict=False))

@@ -86,4 +86,5 @@ def _scaled(row: Row, name: str) -> float | None:
 def _ctas(row: Row) -> float | None:
     """Thread blocks of a kernel, where the grid is known."""
     sides = row["grid"].split("x") if row.get("grid") else [row.get(name, "") for name in _SIDES]
+    # a side that is missing makes the count unknown, not one
     return prod(map(float, sides)) if all(sides) else None

@@ -74,6 +74,7 @@ class _Records:
 
     def take(self, key: str, value: Any) -> None:
         """Keep what a profile needs of a record. Raises an error of `_WRONG` for one that cannot be read."""
+        # each process begins with its metadata
         if key == "metadata":
             self._process += 1
         elif not isinstance(value, dict):
@@ -109,6 +110,7 @@ class _Records:
             "name": self._names.get((self._process, kernel), f"kernel {kernel}"),
             "stream": " ".join(str(_handle(queue)) for queue in queues if queue is not None) or None,
             "launch_s": self._launches[self._process].get(int((value.get("correlation_id") or {}).get("internal", 0))),
+            # grids of AMD count work-items, and not workgroups
             "ctas": prod(ceil(grid / group) for grid, group in sides) if sides else None,
         }
         self._keep((self._process, _handle(about["agent_id"])), row | _times(value))
@@ -117,11 +119,13 @@ class _Records:
         if "start_timestamp" not in value:
             return
         ends = [(self._process, _handle(value[name])) for name in ("dst_agent_id", "src_agent_id") if name in value]
+        # of a copy to the host the GPU is the source: the target is a CPU agent
         gpu = next((end for end in ends if end in self._gpus or end in self._rows), ends[0])
         kind = value.get("operation")
         between = len(ends) == 2 and ends[0] != ends[1] and all(end in self._gpus for end in ends)
         name = f"Memcpy {'PtoP' if between else _COPIES.get(kind, '') if isinstance(kind, int) else kind or ''}".strip()
         stream = value.get("stream_id")
+        # copies without a stream are in order of their kind alone
         about = {"name": name, "stream": name if stream is None else str(_handle(stream))}
         self._keep(gpu, about | {"payload_bytes": value.get("bytes") if between else None} | _times(value))
 
@@ -134,6 +138,7 @@ class _Records:
     def profiles(self, path: Path) -> list[Profile]:
         """The profile of each GPU, in the order of processes and agents. Raises ConfigError."""
         profiles, problems = list[Profile](), list[ConfigError]()
+        # without rows `profile_of` tells what the file lacks
         for gpu in sorted(self._rows) or [(0, 0)]:
             try:
                 rows, device = self._rows[gpu], self._devices.get(gpu, "")
