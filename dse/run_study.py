@@ -213,12 +213,14 @@ def _provenance(planned: Plan) -> dict[str, Any]:
 
 def _print_answer(planned: Plan, findings: Findings, outputs: Outputs) -> pd.DataFrame:
     """Print the winners and the answer in one sentence, as soon as they are known; the table they are from."""
+    from rich.table import Table  # which only answers need
+
     console, table = report.console(), report.load_selection(outputs).table
     found = decisions(planned, table)
     outputs.write_json("summary", {**outputs.read_json("summary"), "decisions": found})
     write_answer(outputs, planned.settings.study.module, table)
     for part in answer(outputs, table, verbose=planned.settings.verbose):
-        if not planned.settings.verbose and hasattr(part, "columns"):
+        if not planned.settings.verbose and isinstance(part, Table):
             fit_columns(part, console.width)
         console.print(part)
     console.print(_describe_points(planned, findings), soft_wrap=True)
