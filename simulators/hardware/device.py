@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import model_validator
@@ -57,8 +57,8 @@ class Device(View):
         factors = {cache: of for cache, of in gpu["without_cache"].items() if cache == gpu.get("disabled_cache")}
         return {**tree, "gpu": {**gpu, "without_cache": factors or None}}
 
-    def facts(self) -> Iterator[tuple[str, Any, str, str]]:
-        """Yield (dotted path, value, provenance, source) of every constant."""
+    def facts(self) -> list[tuple[str, Any, str, str]]:
+        """(dotted path, value, provenance, source) of every constant."""
         return self.facts_below(self.name)
 
 

@@ -6,7 +6,7 @@ A machine (`conf/system/<name>.yaml`) is composed of a GPU (`conf/gpu`), a node 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -323,8 +323,8 @@ class System(SourcedValue, Grown):
             fitted = fitted and "gemm" in rows.get(precision, {})
         return "fitted" if fitted and named != "waves" else "waves"
 
-    def facts(self) -> Iterator[tuple[str, Any, str, str]]:
-        """Yield (dotted path, value, provenance, source) of every constant."""
+    def facts(self) -> list[tuple[str, Any, str, str]]:
+        """(dotted path, value, provenance, source) of every constant."""
         return self.facts_below("system")
 
 

@@ -360,12 +360,14 @@ class WithSources(Frozen):
             path = path.rpartition(".")[0]
         return part.source(subpath) if isinstance(part, WithSources) else None
 
-    def facts_below(self, name: str) -> Iterator[tuple[str, Any, str, str]]:
-        """Yield (`<name>.<dotted path>`, value, provenance, source) of every constant."""
+    def facts_below(self, name: str) -> list[tuple[str, Any, str, str]]:
+        """(`<name>.<dotted path>`, value, provenance, source) of every constant."""
+        facts = list[tuple[str, Any, str, str]]()
         for path, value, _ in leaves(self):
             source = self.source(path)
             if source and is_fact(value):
-                yield f"{name}.{path}", _plain(value), source.provenance, source.source
+                facts.append((f"{name}.{path}", _plain(value), source.provenance, source.source))
+        return facts
 
 
 class SourcedValue(WithSources):
