@@ -46,6 +46,7 @@ def library_schedules(collective: Collective, topology: LinkTopology) -> dict[st
     scatters = {name: reverse_gather(gather, name) for name, gather in gathers.items()}
     if collective == "reduce_scatter":
         return scatters
+    # the tree of an all-reduce is no reduce-scatter and all-gather: it has one of its own
     reduces = {name: reduce_and_gather(scatters[name], gathers[name], name) for name in gathers if name != "tree"}
     if complete:
         reduces |= {"tree": _double_tree(n), "one_shot": _one_shot(n)}
@@ -62,6 +63,7 @@ def quickest_paths(topology: LinkTopology, cost: Callable[[int], float] | None =
         following[link.source, link.target] = link.target
     for middle in range(n):
         through = best[:, middle, None] + best[None, middle, :]
+        # paths as short but for rounding stay: the first one found, on every machine
         shorter = through < best * (1 - 1e-12)
         best = np.where(shorter, through, best)
         following = np.where(shorter, following[:, middle, None], following)

@@ -42,6 +42,7 @@ def blocks_of(flows: Sequence[Flow]) -> Blocks:
     end, successors = len(starts) - 1, []
     for block in range(end):
         last = flows[starts[block + 1] - 1]
+        # a guarded branch, or a guarded end, falls through for lanes whose predicate is false
         following = set() if (last.target >= 0 or last.is_end) and not last.is_guarded else {block + 1}
         if last.target >= 0:
             following.add(number.get(last.target, end))
@@ -59,6 +60,7 @@ def reconvergence(flows: Sequence[Flow]) -> list[int]:
     meets = [-1] * len(flows)
     for block in range(blocks.count):
         last = blocks.starts[block + 1] - 1
+        # the nearest post-dominator is the one that has most post-dominators itself
         nearest = max(
             (entry for entry in after[block] - {block}), key=lambda entry: len(after[entry]), default=blocks.count
         )
@@ -82,11 +84,13 @@ def _post_dominators(blocks: Blocks) -> list[set[int]]:
         fresh = [entry for entry in before[block] if entry not in seen]
         seen.update(fresh)
         stack += fresh
+    # the largest sets to begin with: iteration shrinks them to the fixed point
     for block in seen - {end}:
         after[block] = set(seen)
     changed = True
     while changed:
         changed = False
+        # from the end backwards, so that few rounds are needed
         for block in order[1:]:
             ways = [after[entry] for entry in blocks.successors[block] if entry in seen]
             new = set.intersection(*ways) | {block}
@@ -101,6 +105,7 @@ def live_registers(flows: Sequence[Flow], widths: Sequence[int]) -> int:
     widths: 32-bit registers that each register takes (0 for predicates).
     """
     blocks = blocks_of(flows)
+    # sets of registers are bits of one integer: operations on them are single ones
     masks = [sum(1 << reg for reg, width in enumerate(widths) if width == size) for size in (1, 2)]
     live_in = [0] * (blocks.count + 1)
     most, changed = 0, True
@@ -111,6 +116,7 @@ def live_registers(flows: Sequence[Flow], widths: Sequence[int]) -> int:
             for entry in blocks.successors[block]:
                 live |= live_in[entry]
             for flow in reversed(flows[blocks.starts[block] : blocks.starts[block + 1]]):
+                # a guarded write may not happen, so the old value stays live
                 if not flow.is_guarded:
                     live &= ~sum(1 << reg for reg in set(flow.writes))
                 live |= sum(1 << reg for reg in set(flow.reads))

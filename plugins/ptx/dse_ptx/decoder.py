@@ -96,6 +96,7 @@ class _Decoder:
             return Row({vm.KIND: vm.NOTHING})
         try:
             row = make(self.function, instruction)
+        # makers read modifiers without checking each: what does not fit raises here
         except (LookupError, AttributeError, TypeError, ValueError, StopIteration) as error:
             raise UnreadError(f"its modifiers or operands are not known ({error})") from None
         for entry in (*row.writes, *row.reads):
@@ -128,6 +129,7 @@ class _Decoder:
 
     def assemble(self, rows: list[Row]) -> Decoded:
         """The kernel of these rows."""
+        # a kernel may end without `ret`
         instructions = (*self.function.instructions, Instruction("exit", (), (), self.last_line))
         rows = [*rows, Row({vm.KIND: vm.EXIT}, unit=Unit.EXIT)]
         places, table = list[int](), np.zeros((len(rows), vm.FIELDS), np.int64)
@@ -152,11 +154,13 @@ class _Decoder:
         table[:, vm.MEETS] = reconvergence(flows)
         count = len(self.constants)
         kinds = list(self.function.registers.values())
+        # predicates have registers of their own on hardware
         widths = [0 if kind == "pred" else -(-TYPE_BYTES[kind] // 4) for kind in kinds]
         parameters = self.function.parameters
         return Decoded(
             self.function,
             table,
+            # constants come first in the file of registers, which is known once all are numbered
             np.array([entry + count if entry >= 0 else -1 - entry for entry in places] or [0], np.int64),
             np.array(list(self.constants), np.uint64),
             tuple(entry.line for entry in instructions),

@@ -65,6 +65,7 @@ def _without_first_call(caller: Function, program: PtxProgram, path: str) -> Fun
     actual = [entry.name for entry in (*results, *arguments) if isinstance(entry, Register | Symbol)]
     if len(formal) != len(actual):
         raise refusal(path, call.line, f"call {callee}", f"has {len(actual)} parameters, not {len(formal)}")
+    # `~` stands in no name of PTX, and the number of labels grows with each call: names stay apart
     suffix = f"~{callee}{len(caller.labels)}"
     names = {entry: entry + suffix for entry in function.registers}
     names |= {entry: entry + suffix for entry in function.labels}
@@ -77,6 +78,7 @@ def _splice(caller: Function, place: int, callee: Function, names: Mapping[str, 
     """The caller with the body of the callee in the place of a call."""
     call, body = caller.instructions[place], list[Instruction]()
     if call.guard:
+        # lanes that do not call jump over the body
         inverse = Guard(call.guard.register, not call.guard.negated)
         body.append(Instruction("bra", (), (Symbol(after),), call.line, inverse))
     start = place + len(body)
@@ -84,9 +86,11 @@ def _splice(caller: Function, place: int, callee: Function, names: Mapping[str, 
         guard = Guard(names[entry.guard.register], entry.guard.negated) if entry.guard else None
         operands = tuple(_rename(operand, names) for operand in entry.operands)
         if entry.name == "ret":
+            # a return goes to the place behind the call
             body.append(Instruction("bra", (), (Symbol(after),), entry.line, guard))
         else:
             body.append(replace(entry, operands=operands, guard=guard))
+    # the call itself is replaced
     shift = len(body) - 1
     labels = {name: at + (shift if at > place else 0) for name, at in caller.labels.items()}
     labels |= {names[name]: at + start for name, at in callee.labels.items()} | {after: place + len(body)}

@@ -55,6 +55,7 @@ def block_lists(trace: WarpTrace, line_bytes: int, first_number: int) -> BlockLi
     streams = first_warps, trace.starts, trace.pcs, trace.access
     begins, rows = np.zeros(len(first_warps), np.int64), np.zeros((0, 5), np.int64)
     _write_lists(*streams, static, code.reads, code.writes, places, runs, pending, begins, rows)
+    # the first pass counted the rows, the second writes them
     rows = np.zeros((begins[-1], 5), np.int64)
     _write_lists(*streams, static, code.reads, code.writes, places, runs, pending, begins, rows)
     stores = {int(numbers[pc]): bool(kinds[pc] == LISTED_STORE) for pc in requesting}
@@ -80,6 +81,7 @@ def _runs(trace: WarpTrace, kinds: Ints, line_bytes: int) -> tuple[Ints, Ints]:
     lines = coalesced.sectors * SECTOR_BYTES // line_bytes
     pairs = np.unique(np.stack([owner, lines], axis=1), axis=0) if len(lines) else np.zeros((0, 2), np.int64)
     goes_on = np.zeros(len(pairs), bool)
+    # lines that follow one another are one request
     goes_on[1:] = (np.diff(pairs[:, 0]) == 0) & (np.diff(pairs[:, 1]) == 1)
     firsts = np.flatnonzero(~goes_on)
     lengths = np.diff(np.append(firsts, len(pairs)))
@@ -115,6 +117,7 @@ def _write_lists(  # type: ignore[no-untyped-def]
                 if waits:
                     if not counts:
                         rows[row, 3] = LISTED_WAIT
+                    # a wait frees all registers at once: none has the new epoch yet
                     row, epoch = row + 1, epoch + 1
                 work += static[pc, 2]
                 if static[pc, 0] >= 0 and access[at] >= 0:

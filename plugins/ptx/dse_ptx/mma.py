@@ -41,6 +41,7 @@ def mma(function: Function, instruction: Instruction) -> Row:
     fields |= {vm.SOURCE: _FORMATS.get(kind, vm.INT), vm.X: int(kind[0] == "s"), vm.Y: int(other[0] == "s")}
     fields |= {vm.OP: int("xor" in names), vm.FLAGS: vm.SAT if "satfinite" in names else 0}
     reads = [member for group in groups[1:] for member in group]
+    # operations of a lane: two for each multiply-add of m x 8 x k, over 32 lanes
     return Row(fields, list(groups[0]), reads, Unit.TENSOR, 2 * 8 * halves * 8 * int(depth) / 32, "u64")
 
 

@@ -76,8 +76,10 @@ def within(points: pd.DataFrame) -> pd.DataFrame:
 def best_of(points: pd.DataFrame) -> Row:
     """The recommended one of some points, whose limits are equally sure."""
     lead = points.iloc[points[RATE].argmax()]
+    # in a closed loop the rate decides; open traffic brings the same rate to all that keep up
     if is_closed(lead):
         return {str(name): value for name, value in lead.items()}
+    # of those within the interval the fewest GPUs, then the quickest
     alike = points[points[HIGH] >= lead[LOW]].sort_values(["gpus", "tpot_s"], kind="stable")
     return {str(name): value for name, value in alike.iloc[0].items()}
 

@@ -134,6 +134,7 @@ class PartTimes:
         _, _, sums, exchanges, moved, computed = half
         exchanged = sums + exchanges
         batch_s = computed + attention + exchanged
+        # each resource serves both halves, and each half needs all of its parts
         bounds = (2 * computed, 2 * attention, 2 * exchanged, 2 * (moved + attention_moved), batch_s)
         return np.asarray(np.maximum.reduce(np.broadcast_arrays(*bounds)) + batch_s / self.parts.layers)
 
@@ -146,6 +147,7 @@ class PartTimes:
             products = experts.at(kind, count * ranks / gpus)[1][:, None]
             moved = experts.at(kind, count * max(1.0, ranks / gpus))[3][:, None]
             attended = dense + sums + attention
+            # the slower side sets the pace of the batches that go round
             longer = np.maximum(attended, products)
             turn = np.maximum(batches * longer, attended + products + moved)
             return np.asarray(turn + (batches - 1) * longer / self.parts.layers)
@@ -159,6 +161,7 @@ def with_experts_apart(times: StepTimes, waited: PartTimes, graphs: Sequence[int
     """
     counts, knots = np.arange(times.linear.shape[1]), waited.parts.tokens
     prompts, steps = (between(counts, knots, waited.at(kind, knots)[1]) for kind in (0, 1))
+    # interpolation of a part must not exceed the whole
     experts = np.minimum(np.stack([prompts, steps[pad(counts, graphs)]]), times.linear)
     return replace(times, linear=times.linear - experts, experts=experts)
 
@@ -178,6 +181,7 @@ def times_of(tables: Mapping[str, Table], waited: PartTimes, graphs: Sequence[in
         for columns in (waited.core(parts.rows), hidden)
     )
     choice = OverlapChoice(names, parts.tokens, parts.rows, prompts.argmin(axis=0), plain.argmin(axis=0))
+    # dispatch in units of the shortest kernel, as kernels are what a host launches
     dispatched = parts.routed * waited.kernels.dispatch_s / parts.kernel_s
     return replace(
         parts.times,

@@ -115,6 +115,7 @@ class Engine:
         """Sequences that generate, with pages for their tokens; the last ones are preempted where pages are short."""
         generating, preempted = [], False
         for request in list(self.running):
+            # it may have been preempted by one before it in this loop
             if request not in self.running or not request.generates:
                 continue
             while request in self.running and not self.pages.grow(request, self.rules.tokens_written(request)):
@@ -232,6 +233,7 @@ class Engine:
         self.running.remove(request)
         request.times[at.SENT] = self.cluster.env.now
         self.sends.append(request)
+        # after all steps of this instant: the order of engines must not matter
         whole = Signal(self.cluster.env).fire(Phase.TRANSFERS)
         assert whole.callbacks is not None
         whole.callbacks.append(lambda _: self.cluster.dispatch())

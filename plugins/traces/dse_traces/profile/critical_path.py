@@ -43,6 +43,7 @@ def critical_path(profile: Profile, delays: Waits, alone_s: Floats | None = None
 
 def _causes(profile: Profile, alone_s: Floats | None) -> Floats:
     """Shares [3, N] of the time of each kernel: work, contention, and waiting for late ranks."""
+    # kernels may take no time at the clock's resolution
     seconds = np.maximum(profile.seconds, np.finfo(float).tiny)
     waited = np.clip(np.nan_to_num(profile.kernels["waited_for_ranks_s"].to_numpy(float)), 0.0, profile.seconds)
     excess = np.zeros(len(profile)) if alone_s is None else np.clip(seconds - alone_s, 0.0, seconds - waited)
@@ -62,6 +63,7 @@ def _backward(profile: Profile, delays: Waits, shares: Floats) -> Iterator[Stret
         if begun > (until := max(ended, first)):
             why = _why(delays, kernel, until)
             yield Stretch(why, why, lane, NEITHER, until, begun, {_CAUSE[why]: begun - until})
+        # clocks of streams may disagree: the path never goes forward
         kernel, until = before, min(until, begun)
 
 

@@ -85,6 +85,7 @@ def kernel_class(name: str, patterns: Patterns | None = None) -> str:
     >>> kernel_class("void my::step<4>(int4*)"), kernel_class("void my::step<4>(int4*)", {"collective": ["my::step$"]})
     ('other', 'collective')
     """
+    # the user knows kernels of their own better than any rule
     for kind, wanted in (patterns or {}).items():
         if any(fits_pattern(name, pattern) for pattern in wanted):
             return kind
@@ -116,6 +117,7 @@ def fits_pattern(name: str, pattern: str) -> bool:
 
 def _fits(text: str, pattern: str) -> bool:
     """Tell whether a text holds a pattern: its pieces, one after the other."""
+    # `.*` is what people type who think of regular expressions
     body = pattern.removeprefix("^").removesuffix("$").replace(".*", "*")
     first, *pieces = body.split("*")
     at = (0 if text.startswith(first) else -1) if pattern.startswith("^") else text.find(first)

@@ -154,7 +154,9 @@ def _groups(streams: Sequence[_Stream]) -> list[_Group]:
     for of_rank in by_rank.values():
         left = of_rank
         for alike in _ALIKE:
+            # the surest likeness first: what it leaves is tried with the next one
             left = [stream for stream in left if not _join(stream, groups, alike)]
+        # streams of one rank are never of one group: they open groups for later ranks
         groups += [_Group(limits.get((stream.rank, stream.name)), [stream]) for stream in left]
     return groups
 
@@ -163,6 +165,7 @@ def _limits(streams: Sequence[_Stream]) -> dict[tuple[int, str], int | None]:
     """How many ranks a stream of sends and receives connects, where that is known to be few; None for no limit."""
     messages = sorted(filter(lambda stream: stream.is_of_messages, streams), key=lambda stream: len(stream.end_s))
     ranks, limits, like = {stream.rank for stream in messages}, dict[tuple[int, str], int | None](), list[_Stream]()
+    # between two ranks all messages are of the same pair
     if len(ranks) <= _PAIR:
         return {}
     for place, stream in enumerate(messages, start=1):
@@ -188,6 +191,7 @@ def _limit(like: Sequence[_Stream], ranks: Collection[int]) -> int | None:
 def _join(stream: _Stream, groups: Sequence[_Group], alike: _Alike) -> bool:
     """Add a stream to the group that it fits best, if there is one."""
     fits = (group for group in groups if group.takes(stream) and alike(group.members[0], stream))
+    # a file with thousands of streams must not take quadratic time
     candidates = list(islice(filter(lambda group: group.meets(stream), fits), _MOST_COMPARED))
     if not candidates:
         return False
@@ -195,6 +199,7 @@ def _join(stream: _Stream, groups: Sequence[_Group], alike: _Alike) -> bool:
     if candidates[1:]:
         for group in candidates:
             apart_s = _apart_s(group.members[0], stream)
+            # a tie stays with the first: streams that nothing tells apart are matched in order
             if apart_s < least_s - _NEAR_S:
                 best, least_s = group, apart_s
     best.members.append(stream)
@@ -215,5 +220,6 @@ def _apart_s(first: _Stream, second: _Stream) -> float:
         return float("inf")
     apart_s = first.end_s - second.end_s
     if not first.clock or first.clock != second.clock:
+        # clocks of two files differ by a constant
         apart_s = apart_s - np.median(apart_s)
     return float(np.median(np.abs(apart_s)))

@@ -78,6 +78,7 @@ def _suspects(profile: Profile, by_stream: pd.DataFrame) -> pd.Series[float]:
     seconds = profile.seconds * (profile.is_compute & ~profile.is_unknown)
     computed = pd.Series(seconds).groupby(profile.kernels["stream"]).sum()
     shares = by_stream["unknown"] / by_stream["seconds"].clip(lower=1e-15)
+    # the stream on which most is computed is no stream of communication
     beside = shares.index != (computed.idxmax() if computed.max() > 0 else by_stream["seconds"].idxmax())
     worth = by_stream["unknown"] >= _LEAST * by_stream["seconds"].sum()
     return shares[beside & (shares >= _MOSTLY) & worth].sort_values(ascending=False, kind="stable")
