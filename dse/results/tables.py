@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import re
 import textwrap
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from typing import Any
 
 _GAP = 2  # blanks between two columns; one where room is short
 _UNIT = re.compile(r"(?<=\d) (?=%|[mµn]?s\b|[KMGT]?i?B\b)")  # a number and its unit are one word
 _JOINT = "\0"
 
 
-def fit_columns(table: Table, width: int) -> None:
-    """Narrow the columns of a table without a box so that it fits into a width [characters] and no word is broken.
+def fit_columns(table: Any, width: int) -> None:
+    """Narrow the columns of a table of rich without a box so that it fits into a width [characters] and no word is broken.
 
     The widest columns give way first, each down to its longest word. A table that cannot fit is left as it is.
     """
