@@ -12,7 +12,7 @@ _JOINT = "\0"
 
 
 def fit_columns(table: Any, width: int) -> None:
-    """Narrow the columns of a table of rich without a box so that it fits into a width [characters] and no word is broken.
+    """Narrow the columns of a table without a box so that it fits into a width [characters] and no word is broken.
 
     The widest columns give way first, each down to its longest word. A table that cannot fit is left as it is.
     """
