@@ -241,6 +241,7 @@ def test_a_report_holds_the_command_the_sources_and_no_recollection_as_published
 
 
 @pytest.mark.more
+@pytest.mark.usefixtures("charts")
 def test_a_report_of_odd_points_is_written_and_shows_those_with_a_result(tmp_path: Path) -> None:
     outputs = Outputs(run_folder(tmp_path, odd_table(), gain=""))
     shown = content(outputs)["content"]
