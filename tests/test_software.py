@@ -60,6 +60,23 @@ def test_a_plan_takes_the_software_of_its_mode_and_machines(words: list[str], na
     assert software_line({**tree, "kernels": {"name": "mine"}}) == ""
 
 
+@pytest.mark.parametrize(
+    ("tool", "words", "name"),
+    [
+        ("torch", ["run.mode=training"], "torchtitan"),
+        ("torch", ["run.mode=decode"], "vllm"),
+        ("sglang", ["run.mode=decode"], "sglang"),
+        ("sglang", ["system=mi300x_8"], "vllm_rocm"),
+        ("tensorrt_llm", ["system=h100_8"], "tensorrt_llm"),
+        ("megatron", ["run.mode=training"], "megatron_2026"),
+        ("torch", ["run.mode=training", "kernels=flash"], "ideal"),
+    ],
+)
+def test_a_plan_that_was_read_is_of_the_software_of_its_settings(tool: str, words: list[str], name: str) -> None:
+    assert stack_words(words, tool) == [f"stack={name}"]
+    assert stack_words([*words, "stack=primus"], tool) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list_options("model"))
 def test_a_chosen_model_is_the_one_that_is_planned(name: str) -> None:

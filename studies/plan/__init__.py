@@ -185,10 +185,11 @@ def command(words: Sequence[str]) -> CommandAnswer:
 
     files = [word.partition("=")[2] for word in words if word.startswith("plan=")]
     typed = each_value(word for word in words if not word.startswith("plan="))
+    tool = ""
     if files:
         read = read_plan(Path(files[-1]))
-        typed = over_step(read.step, typed, read.plan)
-    typed = [*typed, *stack_words(typed), *(() if files else format_words(typed))]
+        typed, tool = over_step(read.step, typed, read.plan), read.tool
+    typed = [*typed, *stack_words(typed, tool), *(() if files else format_words(typed))]
     typed = _with_layouts(typed) if "parallel=auto" in typed and not files else typed
     _check_gpus(typed)
     if files:

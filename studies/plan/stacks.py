@@ -76,13 +76,16 @@ def _table() -> Mapping[str, Any]:
 _OF_RUN: Mapping[str, tuple[str, str]] = {"training": ("megatron_2026", "primus")}
 """Mode of a run -> software on NVIDIA's machines, and on AMD's."""
 _OF_OTHERS = ("vllm", "vllm_rocm")
+_OF_TOOL: Mapping[str, str] = {"torch": "torchtitan", "sglang": "sglang", "tensorrt_llm": "tensorrt_llm"}
+"""Tool whose settings a plan was read from -> its software, for the modes and the GPUs that this is for."""
 _NONE = "ideal"
 
 
-def stack_words(typed: Sequence[str]) -> list[str]:
+def stack_words(typed: Sequence[str], tool: str = "") -> list[str]:
     """The override that chooses software for a run, by its mode and its machines; none where it is typed.
 
-    Kernels that are typed are of no software.
+    tool: whose settings a plan was read from; the plan is then of its software. Kernels that are typed are of no
+    software.
     """
     values = {word.partition("=")[0]: word.partition("=")[2] for word in typed}
     if "stack" in values:
@@ -91,7 +94,10 @@ def stack_words(typed: Sequence[str]) -> list[str]:
         return [f"stack={_NONE}"]
     machines = values.get("system", "").strip("[]").split(",")
     of_amd = all(name.strip().startswith("mi") for name in machines)
-    return [f"stack={_OF_RUN.get(values.get('run.mode', ''), _OF_OTHERS)[of_amd]}"]
+    mode = values.get("run.mode", "")
+    if tool in _OF_TOOL and not of_amd and (tool == "torch") == (mode == "training"):
+        return [f"stack={_OF_TOOL[tool]}"]
+    return [f"stack={_OF_RUN.get(mode, _OF_OTHERS)[of_amd]}"]
 
 
 def format_words(typed: Sequence[str]) -> list[str]:

@@ -67,7 +67,8 @@ class PlannedStep:
 
         Raises ConfigError.
         """
-        run, step = plan.resolve().parent, read_plan(plan).step if plan.is_file() else ()
+        run, read = plan.resolve().parent, read_plan(plan) if plan.is_file() else None
+        step, tool = ((), "") if read is None else (read.step, read.tool)
         provenance = Outputs(run).read_json("provenance") if (run / "provenance.json").is_file() else None
         if provenance is not None:
             # a judged plan was given to that run: the step itself has none
@@ -79,7 +80,7 @@ class PlannedStep:
             return None
         texts = over_step(recorded, words, {})
         folder, texts = own_folder(texts), without_own_folder(texts)
-        texts += stack_words(texts)
+        texts += stack_words(texts, tool)
         # systems and models of the user's own are found where the run found them
         if folder is None and provenance is not None and provenance.get("config_dir"):
             folder = Path(provenance["config_dir"])
