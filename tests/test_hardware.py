@@ -286,3 +286,11 @@ def test_every_machine_under_every_study_is_planned_or_refused_by_its_parts(stud
         assert any(problem.path.startswith(parts) for problem in error.problems)
     else:
         assert planned.spaces
+
+
+@pytest.mark.parametrize("defaults", ["null", "5", "[5]", "[null]", "[[a]]", "{a: b}"])
+def test_defaults_that_are_no_list_of_names_are_refused(defaults: str, tmp_path: Path) -> None:
+    file = tmp_path / "machine.yaml"
+    file.write_text(f"name: mine\ndefaults: {defaults}\ngpu: {{num_cus: 4}}\n")
+    with pytest.raises(ConfigError, match="defaults"):
+        tree_of(str(file))
