@@ -55,7 +55,7 @@ def test_equal_gemms_in_slots_take_what_the_closed_form_says_but_for_waves(m: in
 def test_one_at_a_time_takes_the_sum_and_at_once_no_less_than_the_longest(shapes: list[tuple[int, int, int]]) -> None:
     alone = [serve(GPU, queue(shape), logic("sequential")).makespan_s for shape in shapes]
     assert serve(GPU, queue(*shapes), logic("sequential")).makespan_s == pytest.approx(sum(alone), rel=1e-6)
-    # workgroups of a small GEMM delay some of a large one, which then share the HBM with fewer at a time: 0.1 % less
+    # 0.1 % less was seen in a draw of a small and a large GEMM, whose workgroups start in another order; not traced
     assert serve(GPU, queue(*shapes), logic("default")).makespan_s >= max(alone) * (1 - 2e-3)
 
 
