@@ -33,6 +33,18 @@ def load_option(path: Path) -> Any:
     return compose_variant(f"{path.parent.name}/{path.stem}", tree, _read_option) if isinstance(tree, dict) else tree
 
 
+def take_defaults(tree: dict[str, Any], path: Path) -> list[Any]:
+    """Take the list `defaults` out of a tree. Raises ConfigError for another value and for other entries."""
+    entries = tree.pop("defaults", [])
+    place, way = f"{path.name}: defaults", "write a list such as [h100_8, {override /gpu: h200}, _self_]"
+    if not isinstance(entries, list):
+        raise ConfigError([Problem(place, "must be a list", entries, way)])
+    for entry in entries:
+        if not isinstance(entry, str) and not (isinstance(entry, Mapping) and entry):
+            raise ConfigError([Problem(place, "must hold names, or groups with their options", entry, way)])
+    return entries
+
+
 def _read_option(option: str) -> Mapping[str, Any] | None:
     path = option_file(*option.split("/", 1))
     tree = None if path is None else _read_file(path)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_va
 from pydantic_core import InitErrorDetails
 
 from dse.config.options import conf_dir, list_options, option_file
-from dse.config.variants import load_option
+from dse.config.variants import load_option, take_defaults
 from dse.errors import MISSING, ConfigError, Problem, did_you_mean, validate_as
 from dse.files import read_text
 from dse.space import get_path
@@ -460,7 +460,7 @@ def tree_of_gpu(name: str) -> dict[str, Any]:
 def _composed(path: Path, chosen: Mapping[str, object]) -> dict[str, Any]:
     """A file's tree over those of the systems and groups that its `defaults` name; its own values count."""
     tree, composed = _read(path), dict[str, Any]()
-    entries = _defaults(tree, path)
+    entries = take_defaults(tree, path)
     named = {str(group): of for entry in entries if isinstance(entry, Mapping) for group, of in entry.items()}
     overrides = {group.partition("/")[2]: of for group, of in named.items() if group.startswith("override /")}
     for entry in entries:
@@ -473,18 +473,6 @@ def _composed(path: Path, chosen: Mapping[str, object]) -> dict[str, Any]:
     return merged(composed, tree)
 
 
-def _defaults(tree: dict[str, Any], path: Path) -> list[Any]:
-    """Take the list `defaults` out of a file's tree. Raises ConfigError for another value and for other entries."""
-    entries = tree.pop("defaults", [])
-    place, way = f"{path.name}: defaults", "write a list such as [h100_8, {override /gpu: h200}, _self_]"
-    if not isinstance(entries, list):
-        raise ConfigError([Problem(place, "must be a list", entries, way)])
-    for entry in entries:
-        if not isinstance(entry, str) and not (isinstance(entry, Mapping) and entry):
-            raise ConfigError([Problem(place, "must hold names, or groups with their options", entry, way)])
-    return entries
-
-
 def _with_option(composed: dict[str, Any], section: str, option: object, path: Path) -> dict[str, Any]:
     """A machine's tree with an option of a group, which fills its section or, as a network, several."""
     file = option_file(section, str(option))
@@ -492,7 +480,7 @@ def _with_option(composed: dict[str, Any], section: str, option: object, path: P
         way = did_you_mean(str(option), list_options(section))
         raise ConfigError([Problem(f"{path.name}: defaults", f"names no option of {section}", option, way)])
     tree, is_of_several = _read(file), read_text(file, str(file)).startswith("# @package system\n")
-    for below in reversed(_defaults(tree, file)):  # options that it is written on top of
+    for below in reversed(take_defaults(tree, file)):  # options that it is written on top of
         part = {} if below == "_self_" else _with_option({}, section, below, file)
         tree = merged(part.get(section, part), tree)
     return merged(composed, tree) if is_of_several else {**composed, section: tree}
