@@ -40,7 +40,7 @@ fast: setup ## run the quick half of the tests (a minute and a half on two cores
 	$(BIN)/pytest -n auto --dist worksteal --hypothesis-profile ci -m 'not slow and not more and not nightly'
 
 coverage: $(VENV)/.with-coverage ## print the branch coverage of the quick half of the tests (four minutes)
-	$(BIN)/pytest -n auto --dist worksteal -m 'not slow' $(PACKAGES:%=--cov=%) $(patsubst %,--cov=%,$(notdir $(wildcard plugins/*/dse_*))) --cov-branch --cov-report=term
+	$(BIN)/pytest -n auto --dist worksteal -m 'not slow and not more and not nightly' $(PACKAGES:%=--cov=%) $(patsubst %,--cov=%,$(notdir $(wildcard plugins/*/dse_*))) --cov-branch --cov-report=term
 
 test: check ## check, then run the tests, with the same drawn examples every time (six minutes)
 	$(BIN)/pytest -n 2 --dist worksteal --hypothesis-profile ci $(PYTEST)

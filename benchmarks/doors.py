@@ -3,8 +3,9 @@
 Where several parts of the framework need the same quantity, each is asked for it on every machine that has what it
 needs, and answers that differ are counted:
 
-    GEMM beside moved data    schedules, reductions of gradients, exchanges of experts, halves of tokens, serving, and
-                              recorded profiles, whose kernels tell their workgroups alone: of GEMMs of many waves
+    GEMM beside moved data    schedules, reductions of gradients, exchanges of experts, halves of tokens, all products
+                              of a step (of which serving makes its tables), and recorded profiles, whose kernels tell
+                              their workgroups alone: of GEMMs of many waves
     waves                     the models of GEMMs, and recorded profiles
     rate of few CUs           copies by schedules, and persistent kernels by workgroup
     HBM traffic               of GEMMs that share a last-level cache: the closed form, and by workgroup
@@ -29,12 +30,21 @@ from dse_traces.laws.contention import assumed_laws, lost_share
 from dse_workgroups import kernel_library, persistent
 from search_spaces.chunk_costs import ChunkCosts
 from simulators.costs.chip import Chip
-from simulators.costs.gemm import gemms_of
+from simulators.costs.gemm import GemmShape, gemm_cost, gemms_of
 from simulators.costs.gemm.sharing import chosen, kernels, lacks
 from simulators.costs.gemm.waves import count_waves
 from simulators.costs.sharing import Sharing
 from simulators.costs.transfer import link_utilisation
-from simulators.steps.operators.work import Op, OperatorCost, Platform, Product, beside_moved_data, operator_costs
+from simulators.steps.operators.work import (
+    ModelBlock,
+    Op,
+    OperatorCost,
+    Platform,
+    Product,
+    StageOperator,
+    beside_moved_data,
+    operator_costs,
+)
 from simulators.steps.overlap.expert_exchanges import OverlappedExchanges
 from simulators.steps.overlap.gradient_contention import ContendedPlatform, GradientReduction
 from simulators.steps.overlap.token_splits import beside_sums
@@ -88,7 +98,7 @@ def _prices(machine: Any, *, chip: bool = False) -> bool:
 
 
 def _of_steps(platform: Platform, device: Any, op: Op, alone: OperatorCost, held: int) -> Iterator[tuple[str, float]]:
-    """Yield (door, slowdown) of a GEMM in steps, and in the tables of serving."""
+    """Yield (door, slowdown) of a GEMM in steps."""
     copy = None if device.gpu.cu_copy is None else device.gpu.cu_copy.model_copy(update={"num_cus": held})
     if copy is not None:
         reduction = GradientReduction(*(np.asarray(value, float) for value in (1e9, 1e9, 1e-2)))
@@ -99,13 +109,11 @@ def _of_steps(platform: Platform, device: Any, op: Op, alone: OperatorCost, held
     (left,) = operator_costs([op], platform.with_held(held))
     halves = beside_sums([alone.seconds], [left.seconds], [10 * alone.seconds], sharing=platform.sharing)
     yield "halves", _ratio(halves[0], alone)
-    yield "serving", _ratio(beside_moved_data([op], [alone], platform, held)[0], alone)
+    yield "products", _ratio(beside_moved_data([op], [alone], platform, held)[0], alone)
 
 
 def _placed(op: Op, cost: OperatorCost) -> Any:
     """An operator as layers see it, of which exchanges read its work and its cost."""
-    from simulators.steps.operators.work import ModelBlock, StageOperator
-
     return StageOperator(op, ModelBlock("layer", (op,), count=1, params=0), cost, np.ones(()))
 
 
@@ -115,8 +123,6 @@ def _ratio(seconds: Any, alone: OperatorCost) -> float:
 
 def _of_profile(name: str, gpu: Any, size: tuple[int, int, int], held: int) -> Iterator[tuple[str, float]]:
     """Yield the slowdown that the laws of a recorded profile have for the same kernel, if it has many waves."""
-    from simulators.costs.gemm import GemmShape, gemm_cost
-
     kernel = gemm_cost(gpu, GemmShape.row_major(*size)).kernel
     workgroups, cus = float(np.asarray(kernel.workgroups)), int(np.asarray(gpu.cus))
     try:

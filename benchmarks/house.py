@@ -118,6 +118,19 @@ def arrows(package: str) -> set[tuple[str, str]]:
     return {pair for pair in pairs if pair[0] != pair[1] and package not in pair}
 
 
+def street(package: str) -> dict[str, set[str]]:
+    """Room of a package -> the rooms of it that it imports: what stands directly in it, with all below."""
+    depth = package.count(".") + 2
+    graph = imports(modules(package.partition(".")[0]))
+    rooms: dict[str, set[str]] = {}
+    for source, targets in graph.items():
+        if source.startswith(f"{package}."):
+            room_of_source = ".".join(source.split(".")[:depth])
+            inside = {".".join(name.split(".")[:depth]) for name in targets if name.startswith(f"{package}.")}
+            rooms[room_of_source] = rooms.get(room_of_source, set()) | (inside - {room_of_source})
+    return rooms
+
+
 def cycles(graph: Mapping[str, set[str]]) -> int:
     """Groups of modules that import one another: strongly connected components of more than one module."""
     from scipy.sparse import coo_matrix

@@ -2,9 +2,10 @@
 
     python -m benchmarks.import_rules
 
-The word `plugins` in `[tool.importlinter]` stands for the packages `plugins/*/dse_*`, so a new plug-in needs no entry.
-In a list of packages it stands for all of them; among layers for those that no layer names, as strangers to one
-another. Output and exit code are those of `lint-imports`.
+`lint-imports` alone checks the core. Here the packages `plugins/*/dse_*` are under the same rules, so that a new
+plug-in needs no entry: a rule of all packages of the core is one of theirs as well, and in the contract `plugins` those
+that no layer names are the highest layer, as strangers to one another. Output and exit code are those of
+`lint-imports`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from importlinter.application.use_cases import lint_imports
 from importlinter.application.user_options import UserOptions
 from importlinter.configuration import configure
 
-PLACEHOLDER = "plugins"
+_CONTRACT = "plugins"  # of what plug-ins may import
 _SEPARATOR = " | "
 
 
@@ -34,25 +35,14 @@ def plugin_packages(root: Path) -> list[str]:
     return sorted(init.parent.name for init in root.glob("plugins/*/dse_*/__init__.py"))
 
 
-def fill_packages(packages: Sequence[str], plugins: Sequence[str]) -> list[str]:
-    """A list of packages with the plug-ins in place of the placeholder.
+def strangers(layers: Sequence[str], plugins: Sequence[str]) -> str:
+    """The layer of the plug-ins that no other layer names.
 
-    >>> fill_packages(["dse", "plugins"], ["dse_a", "dse_b"])
-    ['dse', 'dse_a', 'dse_b']
-    """
-    names = [name for name in packages if name != PLACEHOLDER]
-    return [*names, *plugins] if PLACEHOLDER in packages else names
-
-
-def fill_layers(layers: Sequence[str], plugins: Sequence[str]) -> list[str]:
-    """Layers with the plug-ins that no layer names in place of the placeholder.
-
-    >>> fill_layers(["plugins", "dse_b | dse_c", "dse"], ["dse_a", "dse_b", "dse_c", "dse_d"])
-    ['dse_a | dse_d', 'dse_b | dse_c', 'dse']
+    >>> strangers(["(dse_b) | (dse_c)", "dse"], ["dse_a", "dse_b", "dse_c", "dse_d"])
+    'dse_a | dse_d'
     """
     named = {name.strip(" ()") for layer in layers for name in layer.split("|")}
-    strangers = _SEPARATOR.join(name for name in plugins if name not in named)
-    return [strangers if layer == PLACEHOLDER else layer for layer in layers if layer != PLACEHOLDER or strangers]
+    return _SEPARATOR.join(name for name in plugins if name not in named)
 
 
 class _Reader(TomlFileUserOptionReader):
@@ -64,21 +54,21 @@ class _Reader(TomlFileUserOptionReader):
 
 
 def fill_options(options: UserOptions, plugins: Sequence[str]) -> UserOptions:
-    """Options with the plug-ins in place of the placeholder, in the roots and in each contract."""
+    """Options with the plug-ins in the roots and in each contract that they are under."""
     session = options.session_options
+    core = session["root_packages"]
     return UserOptions(
-        session_options={**session, "root_packages": fill_packages(session["root_packages"], plugins)},
-        contracts_options=[_fill_contract(contract, plugins) for contract in options.contracts_options],
+        session_options={**session, "root_packages": [*core, *plugins]},
+        contracts_options=[_fill_contract(contract, core, plugins) for contract in options.contracts_options],
     )
 
 
-def _fill_contract(contract: dict[str, Any], plugins: Sequence[str]) -> dict[str, Any]:
-    filled = dict(contract)
-    if "source_modules" in contract:
-        filled["source_modules"] = fill_packages(contract["source_modules"], plugins)
-    if "layers" in contract:
-        filled["layers"] = fill_layers(contract["layers"], plugins)
-    return filled
+def _fill_contract(contract: dict[str, Any], core: Sequence[str], plugins: Sequence[str]) -> dict[str, Any]:
+    if contract["id"] == _CONTRACT:
+        return {**contract, "layers": [strangers(contract["layers"], plugins), *contract["layers"]]}
+    if contract.get("source_modules") == core:
+        return {**contract, "source_modules": [*core, *plugins]}
+    return contract
 
 
 def main() -> int:

@@ -294,3 +294,12 @@ def test_defaults_that_are_no_list_of_names_are_refused(defaults: str, tmp_path:
     file.write_text(f"name: mine\ndefaults: {defaults}\ngpu: {{num_cus: 4}}\n")
     with pytest.raises(ConfigError, match="defaults"):
         tree_of(str(file))
+
+
+@pytest.mark.parametrize("defaults", ["null", "5", "{a: b}", "[5]", "[[a]]"])
+def test_hydras_door_refuses_them_as_well(defaults: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "system").mkdir()
+    text = f"# @package system\nname: mine\ndescription: mine\ndefaults: {defaults}\n"
+    (tmp_path / "system" / "mine.yaml").write_text(text)
+    assert main(["run", "ficco_sweep", "system=mine", "--config-dir", str(tmp_path), "--dry-run"]) == 2
+    assert "mine.yaml: defaults" in capsys.readouterr().err

@@ -48,6 +48,14 @@ def test_no_modules_import_one_another_in_a_circle() -> None:
     assert house.cycles(house.imports(by_name)) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("package", list(house.STREETS.values()))
+def test_no_rooms_of_a_street_import_one_another_in_a_circle(package: str) -> None:
+    rooms = house.street(package)
+    assert len(rooms) == len(house.top_rooms(package)) > 5
+    assert house.cycles(rooms) == 0
+
+
 FLOORS = ("dse", "simulators", "search_spaces", "studies")
 """Packages, each of which may import those before it."""
 

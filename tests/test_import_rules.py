@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -90,8 +91,15 @@ def test_no_rule_names_a_plug_in_but_those_that_others_import_and_exceptions() -
     assert len(packages) >= 20
     for contract in options["contracts"]:
         named = " ".join((*contract.get("layers", ()), *contract.get("source_modules", ())))
-        assert {name for name in packages if name in named.replace("|", " ").split()} <= shared
+        assert {name for name in packages if name in re.split(r"[ |()]+", named)} <= shared
     filled = fill_options(UserOptions(options, options["contracts"]), packages)
     assert set(packages) <= set(filled.session_options["root_packages"])
     (layers,) = (contract["layers"] for contract in filled.contracts_options if contract["id"] == "plugins")
-    assert sorted(set(packages)) == sorted(name for layer in layers[:3] for name in layer.split(" | "))
+    assert sorted(packages) == sorted(name.strip("()") for layer in layers[:3] for name in layer.split(" | "))
+
+
+@pytest.mark.slow
+def test_the_rules_of_the_core_hold_for_the_linter_alone() -> None:
+    program = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([program, "--no-logo"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

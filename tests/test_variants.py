@@ -145,6 +145,13 @@ def test_a_base_on_top_of_other_options_is_refused(folder: Path) -> None:
         gpu_of(folder, "upon")
 
 
+@pytest.mark.parametrize("sources", [5, ["a"], "text"])
+def test_sources_that_are_no_mapping_are_refused(sources: Any, folder: Path) -> None:
+    write(folder, "bad", variant_of="h100", sources=sources)
+    with pytest.raises(ConfigError, match=r"gpu/bad.yaml: sources = .*must map constants to their sources"):
+        gpu_of(folder, "bad")
+
+
 def test_a_number_of_a_variant_without_a_source_is_refused(folder: Path) -> None:
     write(folder, "bare", variant_of="h100", hbm_bytes="150 GB", dma={"num_engines": 3})
     (folder / "mine.yaml").write_text("defaults: [h100_8, {override /gpu: bare}, _self_]\nname: mine\n")

@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from omegaconf._utils import get_yaml_loader
 
 from dse.config.expansion import interpolates
-from dse.config.variants import compose_variant
+from dse.config.variants import compose_variant, take_defaults
 from dse.errors import ConfigError, Problem
 from dse.errors.parsing import LOADER, load
 from dse.files import read_text
@@ -51,7 +51,8 @@ class Files(ConfigRepository):
         text, parsed = _read_file(source, config_path)
         tree = compose_variant(config_path, parsed, self._raw_tree)
         # those choose how Hydra itself runs
-        chosen = [entry for entry in tree.pop("defaults", []) if not _is_of_hydra(entry)]
+        defaults_of_file = take_defaults(tree, Path(source.path, f"{config_path}.yaml"))
+        chosen = [entry for entry in defaults_of_file if not _is_of_hydra(entry)]
         self._trees[config_path] = tree
         outline = OmegaConf.create({"defaults": chosen})  # without values: OmegaConf is slow with many
         defaults = self._create_defaults_list(config_path, self._extract_defaults_list(config_path, outline))

@@ -74,6 +74,7 @@ def compose_variant(option: str, tree: Mapping[str, Any], read: Reader) -> dict[
     *variants, base = chain
     composed = dict(chain[base])
     for variant in reversed(variants):
+        _check_sources(variant, chain[variant])
         composed = _put_over(composed, chain[variant], base, labels)
         base = variant
     return composed
@@ -93,6 +94,13 @@ def _base_of(option: str, tree: Mapping[str, Any], chain: Sequence[str]) -> str:
         rule = f"makes a chain of more than {_MOST_BASES} variants: {', '.join((*chain, base))}"
         raise ConfigError([Problem(path, rule, name, "name an option nearer to the last one")])
     return base
+
+
+def _check_sources(option: str, tree: Mapping[str, Any]) -> None:
+    """Refuse sources that are no mapping. Raises ConfigError."""
+    if not isinstance(tree.get(_SOURCES) or {}, Mapping):
+        rule = "must map constants to their sources"
+        raise ConfigError([Problem(f"{option}.yaml: {_SOURCES}", rule, tree[_SOURCES], "see `machine show h100_8`")])
 
 
 def _tree_of_base(option: str, base: str, read: Reader) -> Mapping[str, Any]:

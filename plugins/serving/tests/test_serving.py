@@ -47,6 +47,7 @@ from dse_serving.results import percentile_interval
 from dse_serving.step_times import EngineKernels, StepTimes, step_parts
 from dse_serving.study import _spans
 from dse_serving.traffic import PromptBlocks, Traffic, TrafficSpec, read_trace
+from simulators.costs.sharing import Sharing
 from simulators.steps.backend import metrics_of
 
 SECTIONS = ("system", "model", "kernels", "run", "parallel", "server", "engines", "traffic", "slo")
@@ -231,6 +232,18 @@ def test_a_gpu_reads_sums_of_its_peers_over_the_links_to_them(system: str, gpus:
     peers = gpus - 1 if node.topology == "mesh" else node.num_gpus - 1
     read = 2 * 64 * np.asarray(point.model.hidden) * (gpus - 1)
     assert direct / counts >= read / (peers * node.link_bytes_per_s)
+
+
+def test_products_of_a_step_are_slowed_by_the_law_of_schedules_while_data_moves() -> None:
+    """Many tokens lose the SMs that a library's kernels hold, few interference alone; never less than that."""
+    point = design("run.weights=fp8")
+    gpu: Any = point.system.gpu
+    slowed = step_parts(point, 8192, 64).slowed[0, 0]  # of prompts, products that are of no expert
+    law = Sharing.of(gpu)
+    lost = gpu.num_cus / (gpu.num_cus - gpu.cu_copy.num_cus)
+    least = float(law.gemm(1.0, 1.0))
+    assert (slowed >= least * (1 - 1e-9)).all()
+    assert slowed[-1] == pytest.approx(max(least, lost), rel=0.1)
 
 
 def test_speeds_of_products_and_graphs_change_steps_as_they_say() -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dse.values import Memo
 from dse_workgroups.slots import Kernels, Rates, SlotState, advance
-from simulators.costs.gemm.sharing import SHARES, Choice, SharedGemms, kernels
+from simulators.costs.gemm.sharing import SHARES, Choice, SharedGemms, hbm_traffic, kernels
 from simulators.costs.gemm.waves import WaveGemms
 from simulators.hardware.machine import Gpu
 from simulators.hardware.parts import ELEMENT_BYTES
@@ -87,9 +87,5 @@ def _hbm_bytes(gpu: Gpu, shape: tuple[float, float, float], precision: str, kern
     at_once: Any = np.arange(max(DEGREES) + 1).clip(1)
     operands = ELEMENT_BYTES[precision] * np.array([m * k, k * n, m * n])
     assert gpu.llc is not None
-    # waves stream the larger operand once and read the smaller one again
-    small = operands[:2].min()
-    # the same share of the output as in `simulators.costs.gemm.sharing`
-    hits = np.minimum(1.0, float(gpu.llc.bytes) / at_once / (small + 0.25 * operands[2]))
     waves = np.ceil(kernel.workgroups * at_once / (gpu.num_cus * kernel.occupancy))
-    return np.asarray(operands.sum() + (waves - 1) * small * (1 - hits))
+    return hbm_traffic(operands, float(gpu.llc.bytes) / at_once, waves)

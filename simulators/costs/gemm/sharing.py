@@ -38,6 +38,7 @@ Choice = Literal["isolated", "shared", "best"]
 SHARES = (1.0, 0.5, 0.25)
 """Of the GPU, under which candidates are tuned."""
 _ACCUMULATOR_BYTES = 4.0  # fp32, in registers
+_HELD_OUTPUT = 0.25  # of C, which takes room in the cache on its way out: C / 4 of the equation of h
 _BUFFERS = 2.0  # of operands in the LDS: one is filled while the other one is read
 
 
@@ -120,19 +121,26 @@ def kernels(
     plain = 2 * rows * cols * k / (_column(waves.flop_per_s_per_cu) * efficiency)
     cache_bytes = _column(llc.bytes) * part / concurrency  # an equal share each
     operands = element_bytes * np.stack(np.broadcast_arrays(m * k, k * n, m * n))
-    small = np.minimum(operands[0], operands[1])
-    hit_rate = np.minimum(1.0, cache_bytes / (small + 0.25 * operands[2]))
     # kernels that run at once divide the workgroups that are resident
     waves = np.ceil(workgroups * concurrency / (cus * occupancy))
-    again = (waves - 1) * small * (1 - hit_rate)
     workgroups, workgroup_s, alone, through, traffic = np.broadcast_arrays(
         workgroups,
         plain / _rate_share(library, occupancy),
         busiest * plain / _rate_share(library, np.minimum(occupancy, busiest)),
         workgroups * k * (rows + cols) * element_bytes,
-        operands.sum(axis=0) + again,
+        hbm_traffic(operands, cache_bytes, waves),
     )
     return SharedGemms(workgroups, workgroup_s, alone, through, traffic, rows, cols, occupancy)
+
+
+def hbm_traffic(operands: Floats, cache_bytes: ArrayLike, waves: ArrayLike) -> Floats:
+    """HBM traffic [bytes] of GEMMs: `HBM` of the module's docstring. operands [3, ...]: bytes of A, B and C.
+
+    cache_bytes: of the last-level cache that a GEMM has; waves: of the workgroups that run at once.
+    """
+    small = np.minimum(operands[0], operands[1])
+    hit_rate = np.minimum(1.0, np.asarray(cache_bytes, float) / (small + _HELD_OUTPUT * operands[2]))
+    return np.asarray(operands.sum(axis=0) + (np.asarray(waves, float) - 1) * small * (1 - hit_rate))
 
 
 def chosen(
