@@ -4,7 +4,9 @@ Without a folder nothing is judged, and the shipped table of residuals is counte
 fitted on are judged by 90 % intervals that other rows gave (`validation.residuals`).
 
     coverage_worst_group  share of rows inside, of the kind and GPU (30 rows or more) that is farthest from 0.9
-    coverage_left_out     the least share of those, by intervals of all other GPUs alone
+    coverage_left_out     the least share of a kind by intervals of other GPUs, software, models, releases or numbers of
+                          GPUs, each left out in turn
+    coverage_by_left_out_group_worst  the least share of one that was left out, of 30 rows or more
     width_over_error      median half-width of all intervals over the median size of all errors, both of logarithms;
                           2.44 for errors of a normal distribution
     decided_right         share of the choices "overlap or not" that were decided, and right
@@ -33,6 +35,7 @@ from validation.residuals import (
     Decisions,
     JudgedRow,
     coverage,
+    coverage_left_out,
     judged_in_turn,
     judged_left_out,
 )
@@ -41,14 +44,16 @@ from validation.residuals import (
 def figures(rows: Sequence[ResidualRow]) -> dict[str, Any]:
     """The figures of the module, and the share and the width of each kind and GPU. Those without rows are None."""
     judged = list(judged_in_turn(rows))
-    groups, left_out = coverage(judged), coverage(judged_left_out(rows))
+    groups, left_out = coverage(judged), coverage_left_out(judged_left_out(rows))
+    by_name, by_trait = ([one for one in left_out if bool(one.gpu) == named] for named in (True, False))
     decisions = Decisions.of(judged)
     overlaps = [one.holds for one in judged if one.row.kind == "overlap" and one.row.facts]
     worst = min(groups, key=lambda one: -abs(one.share - LEVEL), default=None)
     error = float(np.median([abs(one.row.residual) for one in judged])) if judged else None
     return {
         "coverage_worst_group": None if worst is None else worst.share,
-        "coverage_left_out": min((one.share for one in left_out), default=None),
+        "coverage_left_out": min((one.share for one in by_trait), default=None),
+        "coverage_by_left_out_group_worst": min((one.share for one in by_name), default=None),
         "width_over_error": None if not error else float(np.median([one.half_width for one in judged])) / error,
         "decided_right": decisions.right / decisions.decided if decisions.decided else None,
         "decided_share": decisions.decided / decisions.count if decisions.count else None,
@@ -58,6 +63,11 @@ def figures(rows: Sequence[ResidualRow]) -> dict[str, Any]:
         "groups": [
             {"kind": one.kind, "gpu": one.gpu, "rows": one.rows, "share": one.share, "ratio": one.ratio}
             for one in groups
+        ],
+        "left_out": [
+            {"kind": one.kind, "trait": one.trait, "name": one.gpu, "rows": one.rows}
+            | {"share": one.share, "half_width": one.width, "ratio": one.ratio}
+            for one in left_out
         ],
     }
 
@@ -96,6 +106,10 @@ def main(words: Sequence[str] | None = None) -> int:
     for group in found.pop("groups"):
         share = f"{100 * group['share']:5.1f} %  {group['ratio']:5.2f}"
         print(f"{group['kind']:<13}{group['gpu']:<10}{group['rows']:>6} rows {share}")
+    for group in found.pop("left_out"):
+        name = f"without {group['trait']} {group['name'] or '(each in turn)'}"
+        share = f"{100 * group['share']:5.1f} %  {group['ratio']:5.2f}"
+        print(f"{group['kind']:<13}{name:<44}{group['rows']:>6} rows {share}")
     for name, value in found.items():
         print(f"{name:<24}" + ("no rows" if value is None else f"{value:.4g}"))
     return 0

@@ -20,16 +20,18 @@ import numpy as np
 from dse_serving.backend import ServingBackend
 from dse_serving.deployment import Deployment
 from dse_serving.design import deployment_of
-from dse_serving.fitting import fit
+from dse_serving.fitting import fit, fit_sets
 from dse_serving.measured import (
     Point,
     Predictor,
     Row,
     design_tree,
+    fitted_names,
     fitted_rows,
     frontier_error,
     rank_correlation,
     read_rows,
+    rows_of_sets,
     settings,
     summary,
 )
@@ -47,7 +49,7 @@ def accuracy(folder: Path, *, witness: bool = False) -> dict[str, Any]:
     aiconfigurator as well.
     """
     rows, predictor = read_rows(folder), Predictor()
-    fitted = {row.name for row in rows}.intersection(settings()["fitted"]["rows"])
+    fitted = {row.name for row in rows} & fitted_names()
     together = predictor.points([row for row in rows if not row.apart])
     apart = [row for row in rows if row.apart]
     known = predictor.points([row for row in apart if row.run is not None])
@@ -125,7 +127,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.fit:
         if options.data is None:
             parser.error("--fit needs --data")
-        print(json.dumps(fit(fitted_rows(read_rows(options.data))), indent=2))
+        base = fit(fitted_rows(read_rows(options.data, settings()["fitted"]["file"])))
+        print(json.dumps({**base, "sets": fit_sets(rows_of_sets(read_rows(options.data)))}, indent=2))
         return 0
     figures = {**({} if options.data is None else accuracy(options.data, witness=options.witness)), **speeds()}
     if options.json:

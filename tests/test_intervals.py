@@ -22,19 +22,23 @@ from dse.results.study_result import StudyResult
 from dse.tracking.study import StudyFolder
 from simulators.hardware.machine import tree_of
 from simulators.hardware.residuals import (
+    ANY,
     KINDS,
     OWN,
     OWN_GROUPS,
+    Between,
     Draws,
     JointDraws,
     ResidualGroup,
     Residuals,
     read_groups,
     shipped_residuals,
+    unmeasured_text,
 )
 from simulators.hardware.schedule_system import ScheduleSystem
 from simulators.overlap.backend import OverlapBackend
 from simulators.steps.backend import StepBackend
+from simulators.steps.plan.drawn_errors import StepInterval
 from simulators.steps.run.build import iteration
 from simulators.workloads.model_zoo import model_tree, option_tree
 
@@ -87,6 +91,8 @@ def test_draws_have_the_quantiles_of_their_group_and_share_errors() -> None:
 def test_shipped_groups_are_in_order_and_name_their_source(tmp_path: Path) -> None:
     groups = shipped_residuals().groups
     assert {group.kind for group in groups} == set(KINDS)
+    assert {part.kind for part in shipped_residuals().between} <= set(KINDS)
+    assert all(part.low >= 0 and part.high >= 0 and part.source for part in shipped_residuals().between)
     assert all(group.low <= group.median <= group.high and group.source for group in groups)
     for group in groups:
         assert len(group.ranges) == len(group.where.split(" and ")) * bool(group.where)
@@ -95,6 +101,40 @@ def test_shipped_groups_are_in_order_and_name_their_source(tmp_path: Path) -> No
     bad.write_text("\n".join([*text.splitlines()[:4], "gemm,any,,,3,0.5,0.1,0.2,0.3,own,t"]), "utf-8")
     with pytest.raises(ConfigError, match="low <= median <= high"):
         list(read_groups(bad))
+
+
+def test_a_trait_that_no_row_has_widens_an_interval_and_is_told() -> None:
+    part = Between("gemm", "", "model", frozenset({"llama"}), low=0.3, high=0.4)
+    residuals = Residuals((NARROW, replace(NARROW, gpu=ANY)), between=(part,))
+    plain, known = residuals.of("gemm", "h100"), residuals.of("gemm", "h100", traits={"model": "llama"})
+    other = residuals.of("gemm", "h100", traits={"model": "gpt"})
+    assert plain == known == NARROW
+    assert (other.low, other.high) == pytest.approx((-math.hypot(0.1, 0.3), math.hypot(0.2, 0.4)))
+    assert unmeasured_text(other) == ", none of this model" and unmeasured_text(plain) == ""
+    # rows of the machine itself have all of its traits, and a guess is wide enough
+    mine = residuals.with_own([replace(NARROW, gpu="mine")])
+    assert not mine.of("gemm", "h100", traits={"model": "gpt"}).unmeasured
+    assert residuals.of("host", "h100", traits={"model": "gpt"}).is_guess
+
+
+def test_numbers_of_gpus_widen_those_of_measured_gpus_alone() -> None:
+    part = Between("collective", "", "gpus", frozenset({"h100 8"}), low=0.5, high=0.5)
+    own = replace(NARROW, kind="collective")
+    residuals = Residuals((own, replace(own, gpu=ANY, high=0.9)), between=(part,))
+    assert residuals.of("collective", "h100", traits={"gpus": "h100 4"}).unmeasured == ("gpus",)
+    assert residuals.of("collective", "b200", traits={"gpus": "b200 4"}).unmeasured == ()
+
+
+def test_the_time_of_a_step_has_the_interval_of_measured_steps() -> None:
+    design = step(
+        run={"mode": "training", "batch": 1, "micro_batches": 8, "sequence_length": 4096, "precision": "bf16"}
+    )
+    drawn = np.array([0.99, 1.0, 1.01])
+    taken = StepInterval.of(design, 1.0, drawn)
+    assert taken.low < 1 < taken.high - taken.low + 0.8 and "release" in taken.basis
+    assert "measured steps" in taken.basis
+    decode = step(run={"mode": "decode", "batch": 8, "sequence_length": 4096, "precision": "bf16"})
+    assert StepInterval.of(decode, 1.0, drawn).basis == "errors of its parts"  # no table has such steps
 
 
 def step(sites: Any = None, run: Any = None, parallel: Any = None, **system: Any) -> Any:

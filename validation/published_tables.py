@@ -39,9 +39,12 @@ def read_throughput(data: Path, *, fitted: bool = False) -> Throughput:
     """Steps of the tables below a folder; none of those that are absent. fitted: of rows for fitting alone."""
     steps, reasons = list[Step](), Counter[str]()
     for name in TABLES:
-        file = data / settings()[name]["file"]
         names = settings()[name].get("columns", {})
-        rows = [{names.get(column, column): cell for column, cell in row.items()} for row in rows_of(file)]
+        rows = [
+            {names.get(column, column): cell for column, cell in row.items()}
+            for file in sorted(data.glob(settings()[name]["file"]))  # a file for each release, or one for all
+            for row in rows_of(file)
+        ]
         for row in (row for row in rows if not fitted or fitted_row(name, row)):
             step = _step(name, {**settings()[name].get("always", {}), **row})
             if isinstance(step, Step):
@@ -109,6 +112,7 @@ def _step(table: str, row: Mapping[str, str]) -> Step | str:
     name = " ".join(row[key] for key in ("model", "system", "precision", "gpus") if key in row)
     facts: dict[str, Any] = {"model": model, "system": system, "precision": row["precision"]}
     facts |= {"mixture": "moe" in design["model"], "states": "state" in design["model"]}
+    facts |= {"release": f"{table} {row['container']}"} if row.get("container") else {}
     step = Step(table, f"{name} {row.get('container', '')}".strip(), design, seconds, facts, fitted_row(table, row))
     try:
         step.metrics()
@@ -158,7 +162,7 @@ def _design(chosen: Mapping[str, Any], row: Mapping[str, str]) -> dict[str, Any]
         "system": _system(chosen, row["system"]),
         "model": model_tree(chosen["models"][row["model"]]),
         "optimizer": option_tree("optimizer", chosen["optimizer"]),
-        "kernels": dict(option_tree("kernels", chosen["kernels"])),
+        "kernels": dict(option_tree("kernels", _kernels(chosen, row))),
         "run": {"mode": "training", **chosen["run"], **run, **({"products": products} if products else {})},
         "parallel": {**chosen["parallel"], **parallel, **({"zero": 3} if _number(row["fsdp"]) > 1 else {})},
     }
@@ -171,6 +175,11 @@ def _design(chosen: Mapping[str, Any], row: Mapping[str, str]) -> dict[str, Any]
                 of_tree = {"widths": "model"}.get(name, name)
                 part[of_tree] = {**(part.get(of_tree) or {}), **values}
     return tree
+
+
+def _kernels(chosen: Mapping[str, Any], row: Mapping[str, str]) -> str:
+    """Name of the kernels of a row: those of the table, or of the release that its container has."""
+    return str(chosen.get("kernels_by_container", {}).get(row.get("container"), chosen["kernels"]))
 
 
 def _system(chosen: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -251,10 +252,13 @@ def host(numbers: Sequence[Number], table: Path | None) -> Refit:
 def mixtures(numbers: Sequence[Number], table: Path | None) -> Refit:
     """Constants of kernels: published steps of a table, most of them of mixtures, least squares of relative errors."""
     assert table is not None
+    kernels_name = numbers[0].option.removeprefix("kernels/")  # those of a later release have rows of their own
     steps = [
         step
         for step in read_throughput(table.parent.parent, fitted=True).steps
-        if step.fitted and Path(settings()[step.table]["file"]).name == table.name
+        if step.fitted
+        and fnmatch(table.name, Path(settings()[step.table]["file"]).name)
+        and step.design["kernels"]["name"] == kernels_name
     ]
 
     def errors(values: Sequence[float]) -> list[float]:
@@ -362,12 +366,28 @@ def serving(numbers: Sequence[Number], table: Path | None) -> Refit:
     from dse_serving.measured import fitted_rows, read_rows
 
     assert table is not None
-    fitted = fit(fitted_rows(read_rows(table.parent.parent)))
+    fitted = fit(fitted_rows(read_rows(table.parent.parent, f"serving/{table.name}")))
+    fitted |= {
+        f"dispatch.{path.removesuffix('.dispatch_s')}": value
+        for path, value in fitted.items()
+        if path.endswith("dispatch_s")
+    }
     own = {number: number.path.removeprefix("scheduler.") for number in numbers}
     servers = {number: number.option.removeprefix("server/") for number in numbers}
     return Refit(
         {number: fitted[path if path == number.path else f"{servers[number]}.{path}"] for number, path in own.items()}
     )
+
+
+def serving_sets(numbers: Sequence[Number], table: Path | None) -> Refit:
+    """Kernels of layers with experts by software, architecture, attention and format: the rows of each set."""
+    from dse_serving.fitting import fit_sets  # the plug-in of serving, which the numbers came with
+    from dse_serving.measured import read_rows, rows_of_sets
+
+    assert table is not None
+    fitted = fit_sets(rows_of_sets(read_rows(table.parent.parent)))
+    paths = {number: number.path.removeprefix("sets.").rpartition(".") for number in numbers}
+    return Refit({number: fitted[name][constant] for number, (name, _, constant) in paths.items()})
 
 
 REFITTERS: Mapping[str, Refitter] = {
@@ -390,6 +410,7 @@ REFITTERS: Mapping[str, Refitter] = {
     "two_sizes": two_sizes,
     "technology": technology,
     "serving": serving,
+    "serving_sets": serving_sets,
 }
 """Name -> function, in order of dependence: a fit uses numbers of those above it alone."""
 

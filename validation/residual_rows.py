@@ -12,6 +12,7 @@ what is known before the answer: the kind of work, the GPU, a key, and sizes, it
     overlap      key: software; predicted speed-up, m; the residual is of it
     host         key: kernel; the gap between kernels over the constant of a launch
     step         key: training of dense models on a node or several, of mixtures, or prefill; gpus
+    tpot, ttft   key: prompts by the same engines, or apart; requests under way, tokens of a prompt
 """
 
 from __future__ import annotations
@@ -37,12 +38,16 @@ from dse_calibration.overlap_measured.prefills import holds_prefills, read_prefi
 from dse_calibration.predictions import PredictedRows, predicted_by
 from dse_calibration.residual_groups import ResidualRow
 from dse_calibration.residual_rows import rows_of_predicted
+from dse_serving.measured import Predictor, fitted_names, model_name, settings
+from dse_serving.measured import read_rows as read_served
 from dse_torch.tables import measured_gpus
 from simulators.hardware.machine import tree_of
 from simulators.hardware.schedule_system import ScheduleSystem
 from simulators.steps.backend import StepBackend
+from simulators.steps.plan.drawn_errors import kind_of_step
 from simulators.steps.run.build import iteration
 from simulators.workloads.model_zoo import option_tree
+from validation.carried_rows import carried_rows, rows_of_fewer_gpus
 from validation.expert_rows import NODES, constants_of, error_of, is_fitted, node_of, predict, read_rows
 from validation.measured_step import Step
 from validation.overlaps import BESIDE_ON
@@ -52,14 +57,19 @@ from validation.steps_measured import BY_ROW, published_steps, steps
 GAP = "kernel after kernel"
 _HEAD = 128  # width of a head in the table of attention
 _ATTENDING = ("compiled", "vllm")  # PyTorch's software, and the fastest that has one kernel for attention
+_SERVED = "silicon_sample.csv"
 _FIRST = "c3_sp"  # the schedule by which a collective is launched first
 
 
 def residual_rows(data: Path) -> list[ResidualRow]:
     """Rows of all kinds, of the tables below a folder and of those that are shipped. Raises ConfigError."""
-    rows = [row for file in sorted(data.rglob("*.csv")) for row in _of_file(file)]
+    files = sorted(data.rglob("*.csv"))
+    rows = [row for file in files for row in _of_file(file)]
     rows += [row for file in tables_below(data) for row in _exchanges(file)]
-    return [*rows, *_attentions(), *_hosts(), *_steps(data)]
+    of_operators = (file for file in files if _holds_operators(csv_columns(file, "--data")))
+    tables = [(file.name, table) for file in of_operators for table in read_table(file)]
+    carried = [*carried_rows(tables), *rows_of_fewer_gpus(tables)]
+    return [*rows, *carried, *_attentions(), *_hosts(), *_steps(data), *_served(data)]
 
 
 def _of_file(file: Path) -> Iterator[ResidualRow]:
@@ -86,9 +96,9 @@ def _overlaps(file: Path) -> Iterator[ResidualRow]:
         sizes = {"speedup": overlap.speedup, "m": float(cells["m"])}
         residual = math.log(overlap.measured[2] / overlap.speedup)
         facts = {"measured": overlap.measured[2]}
-        yield ResidualRow(
-            "overlap", plain_name(cells["gpu"]), overlap.software, shape, residual, sizes, file.name, facts
-        )
+        gpu = plain_name(cells["gpu"])
+        traits = {"gpu": gpu, "software": overlap.software}
+        yield ResidualRow("overlap", gpu, overlap.software, shape, residual, sizes, file.name, facts, traits)
 
 
 def _beside(file: Path) -> Iterator[ResidualRow]:
@@ -101,7 +111,9 @@ def _beside(file: Path) -> Iterator[ResidualRow]:
         sizes = {"speedup": serial / float(predicted), "m": float(rows.size[place])}
         shape = f"{rows.size[place]} {rows.channels[place]}"
         residual = math.log(float(predicted) / float(rows.wall[place]))
-        yield ResidualRow("overlap", BESIDE_ON.partition("_")[0], _FIRST, shape, residual, sizes, file.name)
+        gpu = BESIDE_ON.partition("_")[0]
+        traits = {"gpu": gpu, "software": _FIRST}
+        yield ResidualRow("overlap", gpu, _FIRST, shape, residual, sizes, file.name, traits=traits)
 
 
 def _prefills(file: Path) -> Iterator[ResidualRow]:
@@ -115,7 +127,9 @@ def _prefills(file: Path) -> Iterator[ResidualRow]:
                 "sequences": 1.0,
             }
             shape = f"{row.model} {row.tp} {row.prompt_len}"
-            yield ResidualRow("step", "h100", "prefill", shape, math.log(seconds / sizes["seconds"]), sizes, file.name)
+            traits = {"gpu": "h100", "model": str(row.model), "software": "tokenweave", "release": file.name}
+            residual = math.log(seconds / sizes["seconds"])
+            yield ResidualRow("step", "h100", "prefill", shape, residual, sizes, file.name, traits=traits)
 
 
 def _exchanges(file: Path) -> Iterator[ResidualRow]:
@@ -128,8 +142,9 @@ def _exchanges(file: Path) -> Iterator[ResidualRow]:
         sizes = {"seconds": predict(kernel, row, node), "tokens": float(routed.tokens)}
         sizes |= {"sms": float(row.num_sms), "nodes": float(routed.nodes)}
         shape = f"{row.name.rpartition(',')[0] or row.name} {routed.gpus:g}"  # all numbers of SMs together
-        residual = -math.log1p(error_of(kernel, row, node))
-        yield ResidualRow("exchange", plain_name(row.device), row.direction, shape, residual, sizes, file.name)
+        residual, gpu = -math.log1p(error_of(kernel, row, node)), plain_name(row.device)
+        traits = {"gpu": gpu, "direction": row.direction, "nodes": f"{gpu} {routed.nodes:g}"}
+        yield ResidualRow("exchange", gpu, row.direction, shape, residual, sizes, file.name, traits=traits)
 
 
 def _attentions() -> Iterator[ResidualRow]:
@@ -183,14 +198,38 @@ def _steps(data: Path) -> Iterator[ResidualRow]:
         source = f"training_throughput.csv: {step.table}" if step.table in measured else step.table
         gpu = str(step.design["system"]["gpu"]["name"])
         residual = math.log(step.seconds / predicted)
-        yield ResidualRow("step", gpu, key_of_step(step, gpus), f"{step.table} {step.name}", residual, sizes, source)
+        traits = {name: str(step.design[part]["name"]) for name, part in (("software", "kernels"), ("model", "model"))}
+        traits |= {"gpu": gpu, "release": str(step.facts.get("release", source))}
+        shape = f"{step.table} {step.name}"
+        yield ResidualRow("step", gpu, key_of_step(step, gpus), shape, residual, sizes, source, traits=traits)
+
+
+def _served(data: Path) -> Iterator[ResidualRow]:
+    """Yield times to the first and of each later token of measured deployments; none where there is no table."""
+    if not any(data.glob(settings()["file"])):
+        return
+    rows, fitted = read_served(data), fitted_names()
+    for point in Predictor().points([row for row in rows if not row.apart or row.run is not None]):
+        if point.row.name in fitted:
+            continue
+        cells, gpu = point.row.cells, plain_name(point.row.cells["system"])
+        software = settings()["servers"][cells["backend"]]
+        traits = {"gpu": gpu, "software": software, "model": model_name(cells["model_path"])}
+        traits |= {"release": f"{cells['backend']} {cells['backend_version'] or point.row.source}"}
+        key = "apart" if point.row.apart else "together"
+        asked = {"requests": float(point.row.concurrency), "tokens": float(point.row.lengths[0])}
+        times = {"tpot": (point.tpot_s, point.row.tpot_s), "ttft": (point.ttft_s, point.row.ttft_s)}
+        for kind, (predicted, seconds) in times.items():
+            if predicted > 0 and seconds > 0:
+                sizes, residual = {"seconds": predicted, **asked}, math.log(seconds / predicted)
+                yield ResidualRow(kind, gpu, key, point.row.name, residual, sizes, _SERVED, traits=traits)
 
 
 def key_of_step(step: Step, gpus: float) -> str:
     """What a step is: dense on one node or several, or a mixture of experts."""
-    if step.design["model"].get("moe"):
-        return "mixture"
-    return "dense" if gpus > float(step.design["system"]["node"]["num_gpus"]) else "dense, one node"
+    mixture = bool(step.design["model"].get("moe"))
+    of_node = float(step.design["system"]["node"]["num_gpus"])
+    return kind_of_step("training", mixture=mixture, gpus=gpus, of_node=of_node)
 
 
 def _holds_operators(columns: tuple[str, ...]) -> bool:

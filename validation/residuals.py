@@ -2,8 +2,9 @@
 
 Every row is judged by the intervals that the other four fifths of the rows gave, in the same way as those that are
 shipped; which fifth a row is in, its shape decides (`dse_calibration.residual_groups`). A GPU that is left out
-is judged by the intervals of all other GPUs. --write: groups of all rows to `conf/data/residuals/public.csv`.
---figures: reliability and sharpness to `docs/images`.
+is judged by the intervals of all other GPUs, and so is every name of a trait that has a component (a software, a model,
+a release, a number of GPUs), all of its rows at once. --write: groups and components of all rows to
+`conf/data/residuals`. --figures: reliability and sharpness to `docs/images`.
 """
 
 from __future__ import annotations
@@ -12,15 +13,31 @@ import argparse
 import csv
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from dse.errors import ConfigError
 from dse.files import atomic_replacement
-from dse_calibration.residual_groups import FOLDS, ResidualRow, common_shares, fit_groups, unseen_groups
-from simulators.hardware.residuals import COLUMNS, ResidualGroup, Residuals, residuals_folder
+from dse_calibration.residual_groups import (
+    FOLDS,
+    LEAST,
+    TRAITS,
+    ResidualRow,
+    common_shares,
+    components,
+    fit_groups,
+)
+from simulators.hardware.residuals import (
+    BETWEEN_COLUMNS,
+    BETWEEN_FILE,
+    COLUMNS,
+    Between,
+    ResidualGroup,
+    Residuals,
+    residuals_folder,
+)
 from validation.residual_rows import residual_rows
 
 FEWEST_JUDGED = 30
@@ -30,14 +47,25 @@ _HEAD = (
     "# Written by `python -m validation.residuals DIR --write`; provenance: derived from the tables named in `source`\n"
     "# (each of which states its licence). Groups and quantiles: dse_calibration/residual_groups.py.\n"
 )
+_BETWEEN_HEAD = (
+    "# Components of errors: how far rows of a name that no row has are off beyond their group, as logarithms.\n"
+    "# Written by `python -m validation.residuals DIR --write`; provenance: derived from the tables named in `source`\n"
+    "# (each of which states its licence). Names: those that rows have. Method: dse_calibration/residual_between.py.\n"
+)
 
 
 @dataclass(frozen=True)
 class JudgedRow:
-    """A row and the group whose interval it is judged by."""
+    """A row and the group whose interval it is judged by. trait: in which no row of that group is like it."""
 
     row: ResidualRow
     group: ResidualGroup
+    trait: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its GPU, or its name of the trait."""
+        return self.row.traits[self.trait] if self.trait else self.row.gpu
 
     @property
     def holds(self) -> bool:
@@ -52,33 +80,52 @@ class JudgedRow:
 
 def judged_in_turn(rows: Sequence[ResidualRow]) -> Iterator[JudgedRow]:
     """Yield every row with the group that rows of the other folds gave."""
+    own = [row for row in rows if not row.carried]
     for fold in range(FOLDS):
-        others = Residuals(tuple(groups_of(row for row in rows if row.fold != fold)))
-        yield from (_judged(others, row) for row in rows if row.fold == fold)
+        others = Residuals(tuple(groups_of(row for row in own if row.fold != fold)))
+        yield from (_judged(others, row) for row in own if row.fold == fold)
 
 
 def judged_left_out(rows: Sequence[ResidualRow]) -> Iterator[JudgedRow]:
-    """Yield every row with the group that all other GPUs gave, of kinds that several GPUs have."""
-    for kind, gpu in dict.fromkeys((row.kind, row.gpu) for row in rows):
-        others = [row for row in rows if row.kind == kind and row.gpu != gpu]
-        if others:
-            known = Residuals(tuple(unseen_groups(others)))
-            yield from (_judged(known, row) for row in rows if (row.kind, row.gpu) == (kind, gpu))
+    """Yield rows with the groups that others gave without any row of the same name of a trait, each name in turn.
+
+    Traits are the GPU, and those of `dse_calibration.residual_groups.TRAITS`. Where rows are predicted as those of a
+    name without rows are, these are judged.
+    """
+    for kind in dict.fromkeys(row.kind for row in rows):
+        of_kind = [row for row in rows if row.kind == kind]
+        for trait in dict.fromkeys(("gpu", *(trait.name for trait in TRAITS.get(kind, ())))):
+            yield from _left_out_in_turn(of_kind, trait)
+
+
+def _left_out_in_turn(rows: Sequence[ResidualRow], trait: str) -> Iterator[JudgedRow]:
+    for name in dict.fromkeys(row.traits[trait] for row in rows if trait in row.traits):
+        left = [row for row in rows if row.traits.get(trait) == name]
+        others = [row for row in rows if row.traits.get(trait) != name]
+        if not any(not row.carried for row in others):
+            continue
+        known = Residuals(tuple(groups_of(others)), between=tuple(components(others)))
+        carried = [row for row in left if row.carried == trait]
+        for row in carried or [row for row in left if not row.carried]:
+            yield replace(_judged(known, row), trait=trait)
 
 
 def groups_of(rows: Iterable[ResidualRow]) -> list[ResidualGroup]:
     """Groups of rows, with the shares that operators have in common."""
-    own = list(rows)
-    return fit_groups(own, common=common_shares(own))
+    given = list(rows)
+    return fit_groups(given, common=common_shares([row for row in given if not row.carried]))
 
 
 def _judged(residuals: Residuals, row: ResidualRow) -> JudgedRow:
-    return JudgedRow(row, residuals.of(row.kind, row.gpu, row.key, row.sizes))
+    return JudgedRow(row, residuals.of(row.kind, row.gpu, row.key, row.sizes, row.traits))
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """How intervals did on the rows of a group. width, error: medians of half-width and of |residual|."""
+    """How intervals did on the rows of a group. width, error: medians of half-width and of |residual|.
+
+    gpu: the GPU, or the name that was left out of `trait`; "" for all names of it together.
+    """
 
     kind: str
     gpu: str
@@ -86,6 +133,7 @@ class Coverage:
     share: float
     width: float
     error: float
+    trait: str = ""
 
     @property
     def ratio(self) -> float:
@@ -99,6 +147,27 @@ def coverage(judged: Iterable[JudgedRow]) -> list[Coverage]:
     for one in judged:
         groups.setdefault((one.row.kind, one.row.gpu), []).append(one)
     return [_coverage(*name, members) for name, members in sorted(groups.items()) if len(members) >= FEWEST_JUDGED]
+
+
+def coverage_left_out(judged: Iterable[JudgedRow]) -> list[Coverage]:
+    """Coverage of each kind and trait, then of each name that was left out of at least 30 rows.
+
+    Of a trait, all names of at least `LEAST` rows count alike, of however many rows they are.
+    """
+    names: dict[tuple[str, str], dict[str, list[JudgedRow]]] = {}
+    for one in judged:
+        names.setdefault((one.row.kind, one.trait), {}).setdefault(one.name, []).append(one)
+    found = list[Coverage]()
+    for (kind, trait), by_name in sorted(names.items()):
+        parts = [_coverage(kind, name, members) for name, members in by_name.items() if len(members) >= LEAST]
+        if not parts:
+            continue
+        share = float(np.mean([part.share for part in parts]))
+        width, error = (float(np.median([getattr(part, name) for part in parts])) for name in ("width", "error"))
+        together = Coverage(kind, "", sum(part.rows for part in parts), share, width, error)
+        large = sorted((part for part in parts if part.rows >= FEWEST_JUDGED), key=lambda part: part.gpu)
+        found += [replace(part, trait=trait) for part in (together, *large)]
+    return found
 
 
 def _coverage(kind: str, gpu: str, judged: Sequence[JudgedRow]) -> Coverage:
@@ -117,6 +186,19 @@ def write_groups(groups: Iterable[ResidualGroup], file: Path) -> None:
         for group in groups:
             numbers = {name: f"{getattr(group, name):.4f}" for name in ("low", "median", "high", "common")}
             writer.writerow({**asdict(group), **numbers})
+
+
+def write_components(parts: Iterable[Between], file: Path) -> None:
+    """Write a table of components, with four digits."""
+    with atomic_replacement(file) as fresh, fresh.open("w", encoding="utf-8", newline="") as text:
+        text.write(_BETWEEN_HEAD)
+        writer = csv.DictWriter(text, BETWEEN_COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        for part in parts:
+            ends = {name: f"{getattr(part, name):.4f}" for name in ("low", "high")}
+            names = "; ".join(sorted(part.names))
+            told = {"kind": part.kind, "key": part.key, "trait": part.trait, "names": names, "source": part.source}
+            writer.writerow({**told, **ends})
 
 
 @dataclass(frozen=True)
@@ -150,14 +232,13 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     if asked.write:
         write_groups(groups_of(rows), residuals_folder() / "public.csv")
+        write_components(components(rows), residuals_folder() / BETWEEN_FILE)
     judged = list(judged_in_turn(rows))
-    left_out = {(one.kind, one.gpu): one.share for one in coverage(judged_left_out(rows))}
-    print("kind         GPU       rows  held  left out  half-width  error  ratio")
-    for one in coverage(judged):
-        unseen = left_out.get((one.kind, one.gpu))
-        apart = "       –" if unseen is None else f"{100 * unseen:6.1f} %"
-        shares = f"{100 * one.share:5.1f} %  {apart}  {one.width:10.3f}  {one.error:5.3f}  {one.ratio:5.2f}"
-        print(f"{one.kind:<13}{one.gpu:<9}{one.rows:>5}  {shares}")
+    print("kind         GPU, or left out                    rows   held  half-width  error  ratio")
+    for one in (*coverage(judged), *coverage_left_out(judged_left_out(rows))):
+        name = f"{one.trait}: {one.gpu or 'each in turn'}" if one.trait else one.gpu
+        shares = f"{100 * one.share:5.1f} %  {one.width:9.3f}  {one.error:5.3f}  {one.ratio:5.2f}"
+        print(f"{one.kind:<13}{name:<34}{one.rows:>6}  {shares}")
     if asked.figures:
         from validation.residual_figures import write_figures
 

@@ -13,15 +13,24 @@ above the median and likewise below it; z is shared in part by all operators of 
 
 The same names have the same z in every design, so that shared errors cancel in ratios. What no row was measured of has
 the interval of the nearest group that has rows; a kind without any has a wide one, and is called a guess.
+
+A group of rows says nothing of what all of its rows share: one release, one model, one number of GPUs. Each such trait
+has a component of its own (`Between`): how far rows of a name of it are from what the other names give. It is added
+where a design has a name that no row has,
+
+    high - median = sqrt((high - median of the group)^2 + sum of the squares of the components),      low likewise
+
+and all operators of a kind share it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
@@ -36,17 +45,26 @@ from dse.errors import ConfigError, Problem
 from dse.files import read_csv
 
 Floats = NDArray[np.float64]
-ResidualKind = Literal["gemm", "elementwise", "attention", "collective", "exchange", "overlap", "host", "step"]
+ResidualKind = Literal[
+    "gemm", "elementwise", "attention", "collective", "exchange", "overlap", "host", "step", "tpot", "ttft"
+]
 KINDS: tuple[ResidualKind, ...] = get_args(ResidualKind)
 ANY = "any"
 """GPU of groups for GPUs that have no rows."""
+UNTOLD = "untold"
+"""Name of a trait that a design does not have, and that no row has either."""
 LEVEL = 0.9
 """Share of measurements that an interval is to hold."""
-_Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+_Z = NormalDist().inv_cdf(ENDS[1])
 _GUESS = 0.7  # log of about a factor of two either way: nothing was measured
 _COMPARES: Mapping[str, Callable[[float, float], bool]] = {"<=": operator.le, ">": operator.gt}
 _RANGE = re.compile(r"([a-z_]+)(<=|>)([0-9.e+-]+)")
 COLUMNS = ("kind", "gpu", "key", "where", "rows", "low", "median", "high", "common", "basis", "source")
+BETWEEN_COLUMNS = ("kind", "key", "trait", "names", "low", "high", "source")
+BETWEEN_FILE = "between.csv"
+_OF_GPU = ("gpus", "nodes")
+"""Traits within a GPU: of one that has no rows, its own interval holds what they are off by."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +74,8 @@ class ResidualGroup:
     gpu: names of the GPUs that the rows are of, or `any`.
 
     low, median, high: quantiles of log(measured / predicted). common: share of their variance that operators of one
-    kind on a GPU have in common. basis: how it came about: `own` rows, `borrows ...`, or `guess`.
+    kind on a GPU have in common. basis: how it came about: `own` rows, `borrows ...`, or `guess`. unmeasured: traits of
+    an asked design that no row has, whose components are in the interval, the largest one first.
     """
 
     kind: str
@@ -70,6 +89,7 @@ class ResidualGroup:
     common: float = 0.5
     basis: str = "guess"
     source: str = "assumed: a factor of two either way"
+    unmeasured: tuple[str, ...] = ()
 
     @property
     def is_guess(self) -> bool:
@@ -91,19 +111,71 @@ class ResidualGroup:
         side = np.where(z < 0, self.median - self.low, self.high - self.median)
         return np.asarray(self.median + side * z / _Z)
 
+    def widened(self, components: Sequence[Between]) -> ResidualGroup:
+        """The group for a design with traits that no row has: wider by their components, which operators share."""
+        if not components:
+            return self
+        below, above = self.median - self.low, self.high - self.median
+        low, high = (math.hypot(*(getattr(part, end) for part in components)) for end in ("low", "high"))
+        within, between = below**2 + above**2, low**2 + high**2
+        common = (self.common * within + between) / (within + between) if within + between > 0 else self.common
+        names = tuple(part.trait for part in sorted(components, key=lambda part: -part.low - part.high))
+        low, high = self.median - math.hypot(below, low), self.median + math.hypot(above, high)
+        return replace(self, low=low, high=high, common=common, unmeasured=names)
+
     def interval(self, predicted: Any) -> tuple[Any, Any]:
         """Ends of the interval of a predicted time, or of another ratio scale."""
         return predicted * np.exp(self.low), predicted * np.exp(self.high)
 
 
 @dataclass(frozen=True)
+class Between:
+    """How far rows of one name of a trait are from what the other names give.
+
+    key: of the rows, "" for all keys of the kind. names: those that rows have. low, high: distances, as logarithms,
+    that 90 % of the rows of another name are within.
+    """
+
+    kind: str
+    key: str
+    trait: str
+    names: frozenset[str]
+    low: float
+    high: float
+    source: str = ""
+
+
+@dataclass(frozen=True)
 class Residuals:
-    """Groups of residuals. of_machine: those of the machine that is asked about, which count before all others."""
+    """Groups of residuals. of_machine: those of the machine that is asked about, which count before all others.
+
+    between: components of what all rows of a group share.
+    """
 
     groups: tuple[ResidualGroup, ...]
     of_machine: tuple[ResidualGroup, ...] = ()
+    between: tuple[Between, ...] = ()
 
-    def of(self, kind: str, gpu: str, key: str = "", sizes: Mapping[str, float] | None = None) -> ResidualGroup:
+    def of(
+        self,
+        kind: str,
+        gpu: str,
+        key: str = "",
+        sizes: Mapping[str, float] | None = None,
+        traits: Mapping[str, str] | None = None,
+    ) -> ResidualGroup:
+        """The group of an operator, widened by the components of those of its traits that no row has.
+
+        A trait that is not given is not looked at. Rows of the machine itself have all traits of it.
+        """
+        group = self._nearest(kind, gpu, key, sizes)
+        if group in self.of_machine or group.is_guess:
+            return group
+        asked = {name: trait for name, trait in (traits or {}).items() if group.gpu != ANY or name not in _OF_GPU}
+        of_key = [part for part in self.between if part.kind == kind and part.key in ("", key)]
+        return group.widened([part for part in of_key if asked.get(part.trait, "") not in ("", *part.names)])
+
+    def _nearest(self, kind: str, gpu: str, key: str, sizes: Mapping[str, float] | None) -> ResidualGroup:
         """The group of an operator: of this machine, of its GPU, of any GPU, or else a guess; the nearest first.
 
         Rows of another key of this machine (another precision, or way of a collective) come after those of this key on
@@ -134,7 +206,7 @@ class Residuals:
 
     def with_own(self, groups: Sequence[ResidualGroup]) -> Residuals:
         """The same with groups of one machine, which count before all others."""
-        return Residuals(self.groups, tuple(groups))
+        return replace(self, of_machine=tuple(groups))
 
 
 def residuals_folder() -> Path:
@@ -145,8 +217,25 @@ def residuals_folder() -> Path:
 @cache
 def shipped_residuals() -> Residuals:
     """Residuals of public tables, as shipped. Raises ConfigError for a table that cannot be read."""
-    files = sorted(residuals_folder().glob("*.csv"))
-    return Residuals(tuple(chain.from_iterable(map(read_groups, files))))
+    folder = residuals_folder()
+    files = (file for file in sorted(folder.glob("*.csv")) if file.name != BETWEEN_FILE)
+    return Residuals(tuple(chain.from_iterable(map(read_groups, files))), between=read_between(folder / BETWEEN_FILE))
+
+
+def read_between(file: Path) -> tuple[Between, ...]:
+    """The components of a table. Raises ConfigError."""
+    return tuple(
+        Between(
+            cells["kind"],
+            cells["key"],
+            cells["trait"],
+            frozenset(cells["names"].split("; ")),
+            float(cells["low"]),
+            float(cells["high"]),
+            cells["source"],
+        )
+        for _, cells in read_csv(file, needed=BETWEEN_COLUMNS).rows
+    )
 
 
 def read_groups(file: Path) -> list[ResidualGroup]:
@@ -188,17 +277,51 @@ class Draws:
     exact: tuple[str, ...] = ()
     used: dict[tuple[str, str], ResidualGroup] = field(default_factory=dict, compare=False)
 
-    def factor(self, kind: str, name: str, *, key: str = "", sizes: Mapping[str, float] | None = None) -> Floats:
+    def factor(
+        self,
+        kind: str,
+        name: str,
+        *,
+        key: str = "",
+        sizes: Mapping[str, float] | None = None,
+        traits: Mapping[str, str] | None = None,
+    ) -> Floats:
         """Factors [size] on the predicted time of an operator. name: what tells it from others of its kind."""
-        group = self.residuals.of(kind, self.gpu, key, sizes)
+        group = self.residuals.of(kind, self.gpu, key, sizes, traits)
         self.used[kind, key] = group
         if kind in self.exact:
             return np.full(self.size, np.exp(group.median))
         common, single = self._normal(kind), self._normal(f"{kind} {name}")
         return np.asarray(np.exp(group.at(np.sqrt(group.common) * common + np.sqrt(1 - group.common) * single)))
 
+    def remainder(self, group: ResidualGroup, name: str, drawn: Floats) -> Floats:
+        """Factors [size] that widen drawn ratios [size] of a whole to the residuals of such wholes, where wider.
+
+        name: what shares them; the whole has one error for all of its designs, beside those of its parts.
+        """
+        reached = np.log(np.quantile(drawn, ENDS))
+        below, above = (
+            math.sqrt(max(0.0, (end - group.median) ** 2 - float(part) ** 2))
+            for end, part in zip((group.low, group.high), reached, strict=True)
+        )
+        left = replace(group, low=group.median - below, high=group.median + above)
+        return np.asarray(np.exp(left.at(self._normal(name))))
+
     def _normal(self, name: str) -> Floats:
         return _stratified(f"{self.seed} {name}", self.size)
+
+
+def unmeasured_text(group: ResidualGroup) -> str:
+    """Traits that no row of a group has, the one that widens its interval most first, as a clause; "" for none.
+
+    >>> unmeasured_text(ResidualGroup("step", "h100", unmeasured=("model", "release")))
+    ', none of this model or release'
+    """
+    names = [_TRAIT_WORDS.get(name, name) for name in group.unmeasured]
+    return f", none of this {' or '.join(names)}" if names else ""
+
+
+_TRAIT_WORDS = {"gpu": "GPU", "gpus": "number of GPUs", "nodes": "number of nodes"}
 
 
 def _basis(groups: Sequence[ResidualGroup]) -> str:

@@ -275,7 +275,9 @@ class _ScheduleErrors:
         name = f"{self.design.schedule} {self.design.workload.name}"
         # no schedule takes less than the longer of GEMM and collective alone
         ideal = losses(graph, spans)["ideal_s"][:-1]
-        return np.maximum(drawn / self.draws.factor("overlap", name, key=key, sizes=sizes), np.minimum(ideal, drawn))
+        traits = {"software": key, "gpu": self.draws.gpu}
+        off = self.draws.factor("overlap", name, key=key, sizes=sizes, traits=traits)
+        return np.maximum(drawn / off, np.minimum(ideal, drawn))
 
     def _first_gemm(self) -> Gemm | None:
         return next((op for op in self.design.workload.operators.values() if isinstance(op, Gemm)), None)
@@ -297,7 +299,8 @@ class _ScheduleErrors:
         moved = single(self.graph.grid_total("moved_bytes", tasks))
         gpus = single(self.design.system.node.num_gpus)
         sizes = {"seconds": single(self.graph.grid_total("alone_s", tasks)), "bytes": moved, "gpus": gpus}
-        return self.draws.factor("collective", f"{moved:.3g}", key="inside", sizes=sizes)
+        traits = {"gpus": f"{self.draws.gpu} {gpus:g}"}
+        return self.draws.factor("collective", f"{moved:.3g}", key="inside", sizes=sizes, traits=traits)
 
 
 def _makespans(graph: TaskGraph) -> Floats:

@@ -19,3 +19,5 @@ GROUPS = {
     "iterations": "Iterations that stand for an epoch",
     "quantised": "Low-precision copies of weights",
 }
+VARIANTS = {"kernels": ("name", "description")}
+"""Group of options that may be variants of one another -> keys that none inherits."""

@@ -20,6 +20,7 @@ from dse.results.decisions import Decision, Drawing, gain_text, interval, most_h
 from dse.results.words import cell
 from dse.study.plan import Plan
 from simulators.steps.overlap.sites import SERIAL
+from simulators.steps.plan.drawn_errors import StepInterval
 from studies.plan.step_plan import TIME, Choice, StepPlan
 
 Floats = NDArray[np.float64]
@@ -112,7 +113,8 @@ class DrawnPlan:
             if pair is not None:
                 alone[choice.name] = self.gain(*pair)
         gains = {"gain": plan.gain, "alone": alone, "over_serial": self.gain(plan.serial, plan.best)}
-        gains["seconds"] = interval(times[0], float(plan.best[TIME]))
+        taken = StepInterval.of(self.plan.design(plan.best), float(plan.best[TIME]), times[0])
+        gains |= {"seconds": [taken.low, taken.high], "seconds_by": taken.basis}
         return {**decision.json(), "preferred": str(plan.best["key"]), **gains}
 
     def _measure(self, rows: Sequence[Any]) -> dict[str, Any]:

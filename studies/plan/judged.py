@@ -20,6 +20,7 @@ from dse.results.words import AS_FAST, cell, gain_in_words
 from dse.space import get_path
 from simulators.steps.backend import StepBackend
 from simulators.steps.overlap.sites import SERIAL, SITES
+from simulators.steps.plan.drawn_errors import StepInterval
 from simulators.steps.plan.given_plan import AS_GIVEN, AS_SERIAL, BY_DEFAULT, WITHOUT, GivenPlan, choices_at
 from simulators.steps.plan.scenarios import APART
 from simulators.steps.plan.scenarios import GIVEN as SECTION
@@ -155,8 +156,9 @@ def decide_given(judged: Sequence[PlanJudgement], planned: Plan) -> dict[str, An
             variant: list(interval(drawn / times[AS_GIVEN], float(plan.rows[variant][TIME]) / own))
             for variant, drawn in times.items()
         }
-        seconds = interval(times[AS_GIVEN], own)
-        decided[str(plan.point["key"])] = {**decision.json(), "ranges": ends, "seconds": seconds}
+        taken = StepInterval.of(designs[AS_GIVEN], own, times[AS_GIVEN])
+        entry = {"ranges": ends, "seconds": [taken.low, taken.high], "seconds_by": taken.basis}
+        decided[str(plan.point["key"])] = {**decision.json(), **entry}
     return decided
 
 

@@ -33,12 +33,11 @@ def next_best_text(plan: StepPlan, choice: Choice, row: Any) -> str:
 
 
 def seconds_text(decision: Mapping[str, Any]) -> str:
-    """The time of a step with drawn errors of its parts, as a clause; "" where none were drawn.
-
-    No share is promised: whole steps are off by more than their parts (`python -m benchmarks.intervals`).
-    """
+    """The 90 % interval of the time of a step, and what it rests on, as a clause; "" where no errors were drawn."""
     ends = decision.get("seconds")
-    return "" if ends is None else f"; {cell(ends[0], 's')} to {cell(ends[1], 's')} a step by errors of its parts"
+    if ends is None:
+        return ""
+    return f"; {cell(ends[0], 's')} to {cell(ends[1], 's')} a step (90 %, by {decision['seconds_by']})"
 
 
 def work_text(plan: StepPlan) -> str:

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.hardware.residuals import ANY, LEVEL, ResidualGroup, Residuals
+from dse_calibration.residual_between import Spread
+from simulators.hardware.residuals import ANY, LEVEL, Between, ResidualGroup, Residuals
 
 Floats = NDArray[np.float64]
 
@@ -30,8 +31,10 @@ FEWEST = 19
 """Rows from which the order statistics of a 90 % interval exist."""
 LEAST = 3
 """Rows below which nothing is said of a group: two give no distribution."""
-POOLED = ("overlap", "step")
+POOLED = ("overlap", "step", "tpot", "ttft")
 """Kinds whose rows of all GPUs are one: software and layout tell more of their errors than the GPU does."""
+BY_KEY = ("step",)
+"""Kinds whose components differ by key: releases change mixtures more than dense models."""
 _LEAF = 25
 _DEPTH = 5
 _GAIN = 0.02  # of the score, that a division must save
@@ -45,6 +48,9 @@ class ResidualRow:
     """A measured row that nothing was fitted on. shape: rows of one shape are never apart in judging and fitting.
 
     residual: log(measured / predicted). sizes: numbers that are known before the answer. facts: what else is known.
+    traits: names of what several rows share, as of `simulators.hardware.residuals.Between`. carried: the trait whose
+    other names gave the constants that it is predicted by (`gpu`: those of other GPUs, as of an unmeasured one); ""
+    for its own.
     """
 
     kind: str
@@ -55,6 +61,8 @@ class ResidualRow:
     sizes: Mapping[str, float]
     source: str
     facts: Mapping[str, float] = field(default_factory=dict)
+    traits: Mapping[str, str] = field(default_factory=dict)
+    carried: str = ""
 
     @property
     def fold(self) -> int:
@@ -123,7 +131,8 @@ def fit_groups(rows: Sequence[ResidualRow], *, common: Mapping[str, float]) -> l
         unseen = unseen_groups(of_kind, common[kind])
         groups += unseen
         names = " ".join(sorted(_apart(of_kind, "gpu")))
-        pooled = [replace(row, gpu=names) for row in of_kind] if kind in POOLED else of_kind
+        measured = [row for row in of_kind if not row.carried]
+        pooled = [replace(row, gpu=names) for row in measured] if kind in POOLED else measured
         for of_gpu in _apart(pooled, "gpu").values():
             groups += _of_gpu(of_gpu, next(iter(unseen), None), common[kind])
     return groups
@@ -196,39 +205,87 @@ def _borrowed(few: ResidualGroup, parent: ResidualGroup) -> ResidualGroup:
 
 
 def _unseen_group(rows: Sequence[ResidualRow], common: float) -> ResidualGroup | None:
-    """The group of GPUs without rows: as wide as the widest of the GPUs that have some, each of which counts alike.
+    """The group of GPUs without rows: the spread of those that have some, and what is between them.
 
-    The median of a GPU that was not measured is that of the others and s t sqrt(1 + 1 / G), with s the standard
-    deviation of the medians of G GPUs, and t of G - 1 degrees of freedom: what is beyond 1.645 s is added.
+    Where rows are predicted as those of an unmeasured GPU are, with the constants of others, these alone count. Of
+    kinds whose rows are pooled, the component of the trait `gpu` is added where it is asked for (`components`).
     """
+    carried = [row for row in rows if row.carried == "gpu"]
+    rows = carried or [row for row in rows if not row.carried]
     by_gpu = {gpu: _residuals(part) for gpu, part in _apart(rows, "gpu").items() if len(part) >= LEAST}
     if not by_gpu:
         return None
-    pooled = np.concatenate(list(by_gpu.values()))
-    weight = np.concatenate([np.full(len(part), 1 / len(part)) for part in by_gpu.values()])
-    order = np.argsort(pooled)
-    reached = np.cumsum(weight[order]) / weight.sum()
-    places = np.minimum(np.searchsorted(reached, _SHARES), len(order) - 1)
-    low, median, high = (float(end) for end in pooled[order][places])
-    spans = [quantiles(part) for part in by_gpu.values() if len(part) >= FEWEST]
-    added = _between([float(np.median(part)) for part in by_gpu.values()])
-    low, high = min([low, *(span[0] for span in spans)]) - added, max([high, *(span[2] for span in spans)]) + added
-    basis = f"widest of {len(by_gpu)} GPUs"
-    if len(pooled) < FEWEST or len(by_gpu) == 1:  # one GPU shows nothing of how GPUs differ
-        low, high, basis = min(low, GUESS.low), max(high, GUESS.high), "guess"
-    every = ResidualGroup(rows[0].kind, ANY, "", "", len(pooled), low, median, high)
-    return replace(every, common=common, basis=basis, source=_sources(rows))
+    medians = [float(np.median(part)) for part in by_gpu.values()]
+    count, median = sum(map(len, by_gpu.values())), float(np.median(medians))
+    every = ResidualGroup(rows[0].kind, ANY, rows=count, median=median, common=common, source=_sources(rows))
+    pooled = rows[0].kind in POOLED
+    spread = Spread.of([by_gpu])
+    if spread is None or count < FEWEST:  # one GPU shows nothing of how GPUs differ
+        ends = [quantiles(part) for part in by_gpu.values()]
+        low, high = min(GUESS.low, *(end[0] for end in ends)), max(GUESS.high, *(end[2] for end in ends))
+        return replace(every, low=low, high=high, basis="guess")
+    if pooled:
+        low, median, high = quantiles(np.concatenate(list(by_gpu.values())))
+        return replace(every, low=low, median=median, high=high, basis=f"rows of {len(by_gpu)} GPUs")
+    below, above = (math.hypot(*ends) for ends in zip(spread.within, spread.between, strict=True))
+    return replace(every, low=median - below, high=median + above, basis=f"each of {len(by_gpu)} GPUs by the others")
 
 
-def _between(medians: Sequence[float]) -> float:
-    """Return what is added to either end as a GPU may differ from those that were measured."""
-    if len(medians) < 2:
-        return 0.0
-    from scipy.stats import t
+@dataclass(frozen=True)
+class Trait:
+    """A trait of rows that has a component. within: traits in which the rows that are compared are alike."""
 
-    count = len(medians)
-    quantile = float(t.ppf(1 - _ALPHA / 2, count - 1)) * math.sqrt(1 + 1 / count)
-    return float(np.std(medians, ddof=1)) * (quantile - NormalDist().inv_cdf(1 - _ALPHA / 2))
+    name: str
+    within: tuple[str, ...] = ()
+
+
+_SERVED = (
+    Trait("software", within=("gpu", "model")),
+    Trait("model", within=("software",)),
+    Trait("gpu", within=("software",)),
+    Trait("release", within=("software", "model", "gpu")),
+)
+TRAITS: Mapping[str, tuple[Trait, ...]] = {
+    "collective": (Trait("gpus", within=("gpu", "way")),),
+    "exchange": (Trait("nodes", within=("gpu", "direction")),),
+    "overlap": (Trait("software"), Trait("gpu", within=("software",))),
+    "step": (
+        Trait("software"),
+        Trait("model", within=("software",)),
+        Trait("gpu", within=("software", "model")),
+        Trait("release", within=("software", "model", "gpu")),
+    ),
+    "tpot": _SERVED,
+    "ttft": _SERVED,
+}
+"""Kind of rows -> the traits that have components."""
+
+
+def components(rows: Sequence[ResidualRow]) -> list[Between]:
+    """Components of all traits of which rows have several names."""
+    return [
+        part
+        for kind, of_kind in _apart(rows, "kind").items()
+        for key, of_key in (_apart(of_kind, "key") if kind in BY_KEY else {"": of_kind}).items()
+        for trait in TRAITS.get(kind, ())
+        if (part := _component(of_key, key, trait)) is not None
+    ]
+
+
+def _component(rows: Sequence[ResidualRow], key: str, trait: Trait) -> Between | None:
+    alike = dict[tuple[str, ...], dict[str, list[float]]]()
+    told = [row for row in rows if trait.name in row.traits and row.carried in ("", trait.name)]
+    carried = {row.traits[trait.name] for row in told if row.carried}  # as a name without rows would be predicted
+    counts = Counter(row.traits[trait.name] for row in told)
+    compared = (row for row in told if row.carried or row.traits[trait.name] not in carried)
+    for row in (row for row in compared if counts[row.traits[trait.name]] >= LEAST):
+        place = tuple(row.traits.get(name, "") for name in trait.within)
+        alike.setdefault(place, {}).setdefault(row.traits[trait.name], []).append(row.residual)
+    spread = Spread.of(list(alike.values()))
+    if spread is None:
+        return None
+    names = frozenset(row.traits[trait.name] for row in told)
+    return Between(rows[0].kind, key, trait.name, names, *spread.between, source=_sources(told))
 
 
 def _stretch(rows: Sequence[ResidualRow]) -> float:

@@ -26,7 +26,12 @@ def rows_of_predicted(predicted: PredictedRows, gpu: str, source: str) -> Iterat
         sizes = {name: float(rows.shape[name][place]) for name in names}
         sizes["seconds"] = float(predicted.seconds[place, 0])
         shape = f"{rows.kind} {rows.names[place]}"
-        yield ResidualRow(kind, gpu, key, shape, float(ratio[place]), sizes, source)
+        if kind == "gemm":  # of a layer, whatever its tokens: their errors are alike
+            shape = f"gemm {sizes['m']:g} {sizes['k']:g}"
+        traits = {"gpu": gpu}
+        if "gpus" in sizes:
+            traits |= {"gpus": f"{gpu} {sizes['gpus']:g}", "way": key}
+        yield ResidualRow(kind, gpu, key, shape, float(ratio[place]), sizes, source, traits=traits)
 
 
 def kind_and_key(row_kind: str, precision: str, library: str = "") -> tuple[str, str]:

@@ -12,6 +12,7 @@ from dse_calibration.residual_groups import (
     FEWEST,
     ResidualRow,
     common_shares,
+    components,
     fit_groups,
     own_groups,
     quantiles,
@@ -65,9 +66,60 @@ def test_few_rows_borrow_and_two_give_no_distribution() -> None:
 def test_a_gpu_that_was_not_measured_is_wider_than_those_that_were() -> None:
     near, far = rows_of(100), [replace(row, gpu="b200", residual=row.residual + 0.5) for row in rows_of(100)]
     (unseen,) = unseen_groups([*near, *far])
-    assert unseen.low < quantiles(np.array([row.residual for row in near]))[0]
-    assert unseen.high > quantiles(np.array([row.residual for row in far]))[2]
+    narrow = quantiles(np.array([row.residual for row in near]))
+    assert unseen.high - unseen.low > 1.2 * (narrow[2] - narrow[0])
+    shares = [np.mean([unseen.low <= row.residual <= unseen.high for row in rows]) for rows in (near, far)]
+    assert min(shares) > 0.9  # each by what the other gave, and what is between them
     assert unseen_groups(near)[0].is_guess  # one GPU shows nothing of how GPUs differ
+
+
+def test_predictions_with_the_constants_of_others_show_how_wide_an_unmeasured_gpu_is() -> None:
+    plenty = [*rows_of(100), *(replace(row, gpu="b200") for row in rows_of(100))]
+    (narrow,) = unseen_groups(plenty)
+    off = {"h100": 0.4, "b200": -0.4}
+    carried = [replace(row, residual=row.residual + off[row.gpu], carried="gpu") for row in plenty]
+    (wide,) = unseen_groups([*plenty, *carried])
+    assert wide.low < narrow.low - 0.1 and wide.high > narrow.high + 0.1
+    # what is carried says nothing of a GPU that has rows
+    own = [group for group in fit_groups([*plenty, *carried], common={"gemm": 0.3}) if group.gpu == "h100"]
+    assert max(group.high for group in own) < 0.4 + max(row.residual for row in plenty)
+    assert own == [group for group in fit_groups(plenty, common={"gemm": 0.3}) if group.gpu == "h100"]
+
+
+def served(model: str, off: float, seed: int) -> list[ResidualRow]:
+    """Times of tokens of a model, off by as much on the whole."""
+    noise = np.random.default_rng(seed).normal(0, 0.02, 30)
+    traits = {"software": "vllm", "gpu": "h100", "model": model, "release": "1"}
+    return [
+        ResidualRow("tpot", "h100", "together", f"{model} {place}", float(off + value), {}, "table", traits=traits)
+        for place, value in enumerate(noise)
+    ]
+
+
+def test_a_name_that_no_row_has_is_as_far_off_as_the_others_are_from_one_another() -> None:
+    offs = (-0.3, -0.1, 0.0, 0.1, 0.3)
+    rows = [row for place, off in enumerate(offs) for row in served(f"m{place}", off, place)]
+    parts = {part.trait: part for part in components(rows)}
+    assert set(parts) == {"model"}  # one software, one GPU and one release show nothing of others
+    residuals = Residuals(tuple(fit_groups(rows, common={"tpot": 0.5})), between=tuple(parts.values()))
+    known, unknown = (
+        residuals.of("tpot", "h100", "together", {}, {"model": name, "software": "vllm"}) for name in ("m0", "other")
+    )
+    assert unknown.unmeasured == ("model",) and known.unmeasured == ()
+    assert unknown.low < known.low - 0.05 and unknown.high > known.high + 0.05
+    assert unknown.common > known.common  # all operators of a design share what its model is off by
+    held = [unknown.low <= off <= unknown.high for off in np.random.default_rng(1).normal(0, 0.2, 400)]
+    assert 0.85 <= np.mean(held) <= 1
+
+
+@given(st.integers(2, 9), st.floats(0.05, 1.0))
+def test_names_that_differ_more_have_a_larger_component(count: int, spread: float) -> None:
+    def component(width: float) -> float:
+        places = np.linspace(-width, width, count)
+        rows = [row for place, off in enumerate(places) for row in served(f"m{place}", float(off), place)]
+        return sum(part.low + part.high for part in components(rows))
+
+    assert component(2 * spread) > component(spread)
 
 
 def test_rows_of_ones_own_make_intervals_narrower() -> None:

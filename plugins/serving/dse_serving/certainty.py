@@ -1,7 +1,8 @@
 """Certainty of a deployment: its times and rivals with drawn errors of predictions, and under other traffic.
 
 The parts of a step have the errors of their kinds (`simulators.hardware.residuals`), the same ones in every deployment,
-so that what is off in all alike cancels. Each draw serves the traffic anew, of a long trace its busiest part: times of
+so that what is off in all alike cancels; times of tokens have what measured deployments were off by beyond that, as one
+factor for all (kinds `tpot` and `ttft`). Each draw serves the traffic anew, of a long trace its busiest part: times of
 draws are scaled by those of the whole trace over those of this part, as predicted without errors. Other traffic has 1.5
 times as much of one of its numbers.
 """
@@ -24,7 +25,15 @@ from dse_serving.results import percentile
 from dse_serving.steady import COARSE, FULL, Effort, serve_steadily
 from dse_serving.step_times import EngineKernels, Speeds
 from dse_serving.traffic import TokenLengths
-from simulators.hardware.residuals import Draws, JointDraws
+from simulators.hardware.residuals import (
+    UNTOLD,
+    Draws,
+    JointDraws,
+    ResidualGroup,
+    name_in_tables,
+    shipped_residuals,
+    unmeasured_text,
+)
 
 Floats = NDArray[np.float64]
 _FEW, _MANY = 64, 1024  # tokens of products whose errors are drawn
@@ -81,15 +90,14 @@ class PartErrors:
     def deployment(self, place: int) -> Deployment:
         """The deployment of the design with one of the draws."""
         base, drawn = (
-            kernels().of(*formats(self.design)),
+            kernels().of(self.design),
             {name: float(row[place]) for name, row in self.factors.items()},
         )
         experts = drawn.get("experts", 1.0)
         speeds = EngineKernels(
             dense=Speeds(few=base.dense.few * drawn["few"], many=base.dense.many * drawn["many"]),
             experts=Speeds(few=base.experts.few * experts, many=base.experts.many * experts),
-            sum_s=base.sum_s,
-            peer_s=base.peer_s,
+            **{name: getattr(base, name) for name in ("dispatch_s", "sum_s", "peer_s")},
             **{name: drawn.get(name, 1.0) for name in ("attention", "sums", "exchanges", "other")},
         )
         plan = self.design.server.scheduler
@@ -102,6 +110,17 @@ def with_scheduler(design: Serving, changes: Mapping[str, Any]) -> Serving:
     """The design with other values of its scheduler."""
     scheduler = design.server.scheduler.model_copy(update=dict(changes))
     return design.model_copy(update={"server": design.server.model_copy(update={"scheduler": scheduler})})
+
+
+def residuals_of(design: Serving, kind: str, seconds: float) -> ResidualGroup:
+    """Residuals of a time to the first token (`ttft`), or of each later one (`tpot`), predicted as `seconds`."""
+    gpu, spec = name_in_tables(design.system.gpu), design.traffic
+    sizes = {"seconds": seconds}
+    if spec.arrivals == "closed":
+        sizes |= {"requests": float(spec.concurrency), "tokens": float(spec.draw(_SAMPLE).inputs.mean())}
+    traits = {"software": design.server.name, "model": str(design.model.name), "gpu": gpu, "release": UNTOLD}
+    key = "apart" if design.engines.apart else "together"
+    return shipped_residuals().of(kind, gpu, key, sizes, traits)
 
 
 @dataclass(frozen=True)
@@ -141,7 +160,22 @@ class Served:
         for error in errors:
             deployments = map(error.deployment, range(draws.size))
             rows.append([self.values(deployment, error.design) for deployment in deployments])
-        return np.array(rows) * self._levels[:, None], errors[0].by_kind
+        values = np.array(rows) * self._levels[:, None]
+        return values * self._wholes(values, draws.of(self.designs[0].system.gpu)), errors[0].by_kind
+
+    def _wholes(self, values: Floats, draws: Draws) -> Floats:
+        """Factors [draws, names] on all deployments: what times of whole deployments are off by beyond their parts."""
+        design, factors = self.designs[0], np.ones(values.shape[1:])
+        predicted = np.array(self.values(deployment_of(design), design)) * self._levels[0]
+        for place, kind in ((1, "ttft"), (2, "tpot")):
+            ratios = values[0, :, place] / predicted[place]
+            served = np.isfinite(ratios)
+            if served.any():  # some draw keeps up with the traffic
+                group = residuals_of(design, kind, float(predicted[place]))
+                factors[:, place] = draws.remainder(group, kind, np.where(served, ratios, np.median(ratios[served])))
+        if design.traffic.arrivals == "closed":  # others bring as many requests, however long each takes
+            factors[:, 0] = 1 / factors[:, 2]
+        return factors
 
     @cached_property
     def _levels(self) -> Floats:
@@ -188,7 +222,8 @@ def decide(
     """The entry of `summary.json` on the first of some deployments. names: of all, in words.
 
     settings: those of a study: `decide` and `seed`. ranges: 5 and 95 % of the draws that keep up with the traffic, by
-    name; within, kept: share of the draws within the limits, and of those; changes: what traffic may have more of ->
+    name; within, kept: share of the draws within the limits, and of those; deployments: what the intervals of times of
+    tokens rest on, in words; changes: what traffic may have more of ->
     the best deployment then, "" for none.
     """
     served, size = Served(designs, limits), min(int(settings.decide.samples), _MOST_DRAWN)
@@ -207,4 +242,6 @@ def decide(
     places = {words: served.under(change) for words, change in other_traffic(designs[0])}
     changes = {words: names[place] if place >= 0 else "" for words, place in places.items()}
     shares = {"within": float(within.mean()), "kept": float(kept.mean())}
-    return {**decision.json(), "ranges": ranges, **shares, "draws": size, "changes": changes}
+    group = residuals_of(designs[0], "tpot", float(np.median(values[0, :, NAMES.index("tpot_s")])))
+    rest_on = {"deployments": f"{group.rows} measured deployments{unmeasured_text(group)}"}
+    return {**decision.json(), "ranges": ranges, **shares, **rest_on, "draws": size, "changes": changes}

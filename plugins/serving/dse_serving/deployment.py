@@ -38,7 +38,8 @@ class Scheduler(Frozen):
     host_s, host_sequence_s: time of the host for a step, and more for each sequence, hidden behind the GPU where
     `overlapped`. launch_s: of the host for a kernel of a step with prompts, which no graph replays. request_s: of the
     front end for a request, one after the other; latency_s: of its way there, which holds up no other. dispatch_s: of a
-    layer of experts, for kernels that sort tokens by expert and quantise them, which the step model does not have.
+    layer of experts, for kernels that sort tokens by expert and quantise them, which the step model does not have;
+    None for that of the software's kernels (`conf/data/serving_kernels.yaml`).
     drafts, acceptance: tokens that are drafted for each one, and the chance of each that it is accepted after the one
     before; draft_share: time of a draft over that of a step with one token. attention: of prompts after that of
     sequences that generate, or beside it in one kernel (POD-Attention, arXiv:2410.18038). gathered: most steps in which
@@ -63,7 +64,7 @@ class Scheduler(Frozen):
     launch_s: Seconds = 0.0
     request_s: Seconds = 0.0
     latency_s: Seconds = 0.0
-    dispatch_s: Seconds = 0.0
+    dispatch_s: Seconds | None = None
     drafts: Annotated[Integer, Field(ge=0, le=64)] = 0
     acceptance: Share = 0.0
     draft_share: Share = 0.05

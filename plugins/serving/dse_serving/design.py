@@ -17,9 +17,10 @@ from dse.values import Frozen, Memo
 from dse.values.units import BytesPerSecond, Integer, Number, Seconds
 from dse_serving.deployment import Deployment, Policy, Pool, Scheduler, Transfer
 from dse_serving.overlaps import OVERLAPS, Overlap, PartTimes, Table, knobs_of, lacks, times_of, with_experts_apart
-from dse_serving.step_times import EngineKernels, Speeds, StepParts, StepTimes, memory_of, step_parts
+from dse_serving.step_times import EngineKernels, Factor, Speeds, StepParts, StepTimes, memory_of, step_parts
 from dse_serving.traffic import TrafficSpec
 from simulators.hardware.parts import SourcedValue
+from simulators.hardware.residuals import name_in_tables
 from simulators.steps.design import StepDesign
 from simulators.workloads.model import Parallel, Transformer
 
@@ -39,25 +40,69 @@ class Server(SourcedValue):
     overlaps: Mapping[Overlap, str] = {}
 
 
+class KernelSet(Frozen):
+    """Kernels of layers with experts. dispatch_s: of a layer, for what sorts and quantises tokens [s]; few, many: as of
+    `Speeds`.
+    """
+
+    dispatch_s: Seconds
+    few: Factor
+    many: Factor
+
+
+_TRAITS = ("software", "architecture", "attention", "format")
+
+
 class ServingKernels(SourcedValue):
     """Speeds of products by format, those of experts apart, and latencies of all-reduces in one kernel.
 
-    split_ctas: CTAs of the sums of one half of the tokens beside the other half.
+    dispatch: time [s] of a layer with experts that sorts and quantises tokens, by software. sets: kernels of layers
+    with experts, in place of `experts` and `dispatch`, by the software, the architecture of the GPU, the kind of
+    attention (latent or grouped) and the format of the weights; fitted: sets that those two were fitted to. Of another
+    set, the one that is like it but for a trait of `given_up`, the first of which matters least. architectures: their
+    GPUs. split_ctas: CTAs of the sums of one half of the tokens beside the other half.
     """
 
     name: str
     description: str = ""
     dense: Mapping[str, Speeds]
     experts: Mapping[str, Speeds]
+    dispatch: Mapping[str, Seconds]
+    fitted: tuple[str, ...] = ()
+    sets: Mapping[str, KernelSet] = {}
+    given_up: tuple[str, ...] = ()
+    architectures: Mapping[str, tuple[str, ...]] = {}
     sum_s: Seconds
     peer_s: Seconds
     split_ctas: Count
 
-    def of(self, dense: str, experts: str) -> EngineKernels:
-        """Kernels with these formats; with the closest one where a format was not measured."""
+    def of(self, design: Serving) -> EngineKernels:
+        """Kernels of a design's formats, software and GPU; the closest ones where some were not measured."""
+        dense, experts = formats(design)
         plain = self.dense.get(dense, self.dense[_NEAR.get(dense, "bf16")])
         speeds = self.experts.get(experts, self.experts.get(_NEAR.get(experts, "fp8"), plain))
-        return EngineKernels(dense=plain, experts=speeds, sum_s=self.sum_s, peer_s=self.peer_s)
+        dispatch_s = self.dispatch.get(design.server.name, 0.0)
+        of_weights = experts if experts == "mxfp4" else _NEAR.get(experts, experts)
+        if (found := self._set(design, of_weights)) is not None:
+            speeds, dispatch_s = Speeds(few=found.few, many=found.many), found.dispatch_s
+        if design.server.scheduler.dispatch_s is not None:
+            dispatch_s = design.server.scheduler.dispatch_s
+        return EngineKernels(dense=plain, experts=speeds, dispatch_s=dispatch_s, sum_s=self.sum_s, peer_s=self.peer_s)
+
+    def _set(self, design: Serving, format_name: str) -> KernelSet | None:
+        """The set of a design, or the nearest one; None for `experts` and `dispatch`, as where no set is near."""
+        if getattr(design.model, "moe", None) is None:
+            return None
+        gpu = name_in_tables(design.system.gpu)
+        architecture = next((name for name, gpus in self.architectures.items() if gpu in gpus), "")
+        attention = "grouped" if getattr(design.model, "latent", None) is None else "latent"
+        asked = design.server.name, architecture, attention, format_name
+        for trait in ("", *self.given_up):
+            for name in (*self.fitted, *self.sets):
+                differing = [_TRAITS[place] for place, word in enumerate(name.split()) if word != asked[place]]
+                if differing in ([], [trait]):
+                    return self.sets.get(name)
+        return None
 
 
 _NEAR = {"fp8": "fp8", "mxfp8": "fp8", "fp8_row": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4", "mxfp4": "bf16"}
@@ -191,7 +236,7 @@ def deployment_of(design: Serving, speeds: EngineKernels | None = None, prompts:
 
     Raises ConfigError for experts that do not fit on GPUs of their own.
     """
-    engines, speeds = design.engines, speeds or kernels().of(*formats(design))
+    engines, speeds = design.engines, speeds or kernels().of(design)
     pools = [_pool(design, design.replicas, speeds)]
     if prompts is not None:
         pools.insert(0, _pool(prompts, prompts.replicas, speeds))
@@ -222,7 +267,6 @@ def _pool(design: Serving, count: int, speeds: EngineKernels) -> Pool:
     step = StepDesign.model_construct(
         **{name: getattr(design, name) for name in StepDesign.model_fields if name != "parallel"}, parallel=parallel
     )
-    speeds = speeds.model_copy(update={"dispatch_s": plan.dispatch_s})
     waited, gpus = PartTimes(_parts(step, plan), speeds), int(design.engines.expert_gpus)
     if gpus:
         times = _times_apart(design, step, waited)

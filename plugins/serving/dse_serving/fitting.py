@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from dse_serving.design import ServingKernels, kernels
+from dse_serving.design import KernelSet, ServingKernels, kernels
 from dse_serving.measured import Predictor, Row, settings
 
 Floats = NDArray[np.float64]
@@ -63,6 +63,32 @@ def fit(rows: Sequence[Row], evaluations: int = 12) -> dict[str, float]:
     return {**fitted, "loss": float(solution.cost), "rows": float(len(rows))}
 
 
+def fit_sets(rows: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, float]]:
+    """Constants of each set of kernels that fit its rows best, all other constants as they are.
+
+    rows: by the name of the set: software, architecture, attention and format.
+    """
+    return {name: _fit_set(name, of_set) for name, of_set in rows.items()}
+
+
+def _fit_set(name: str, rows: Sequence[Row]) -> dict[str, float]:
+    begin, predictor, shipped = {"dispatch_s": 2e-5, "few": 1.0, "many": 1.0}, Predictor(), kernels()
+
+    def residuals(factors: Floats) -> Floats:
+        values = dict(zip(begin, factors * np.array(list(begin.values())), strict=True))
+        tried = shipped.model_copy(update={"sets": {**shipped.sets, name: KernelSet(**values)}})
+        points = [predictor.predict(row, None, tried) for row in rows]
+        later = [np.log1p(point.tpot_error) for point in points if point is not None]
+        first = [_FIRST * np.log1p(point.ttft_error) for point in points if point is not None]
+        return np.array([*later, *first, *(_PULL * np.log(factors))])
+
+    solution = least_squares(
+        residuals, np.ones(len(begin)), loss="soft_l1", f_scale=_LOSS, diff_step=0.05, bounds=(0.02, 20)
+    )
+    fitted = dict(zip(begin, solution.x * np.array(list(begin.values())), strict=True))
+    return {path: float(f"{value:.4g}") for path, value in fitted.items()}
+
+
 class _Fit:
     """Errors of rows under constants."""
 
@@ -74,7 +100,8 @@ class _Fit:
         software, later, first = _with_speeds(values), [], []
         for row in self._rows:
             server = settings()["servers"][row.cells["backend"]]
-            changes = {name: values[f"{server}.{name}"] for name in _TIMES} | {"acceptance": values["acceptance"]}
+            changes = {name: values[f"{server}.{name}"] for name in _TIMES if name != "dispatch_s"}
+            changes |= {"acceptance": values["acceptance"]}
             point = self._predictor.predict(row, changes, software)
             later.append(0.0 if point is None else np.log1p(point.tpot_error))
             first.append(0.0 if point is None else _FIRST * np.log1p(point.ttft_error))
@@ -85,7 +112,9 @@ def _with_speeds(values: Mapping[str, float]) -> ServingKernels:
     tree: dict[str, Any] = kernels().model_dump()
     for path, value in values.items():
         part, *names = path.split(".")
-        if part in ("dense", "experts"):
+        if names == ["dispatch_s"]:
+            tree["dispatch"][part] = value
+        elif part in ("dense", "experts"):
             tree[part][names[0]][names[1]] = value
         elif part in tree:
             tree[part] = value

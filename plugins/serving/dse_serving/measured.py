@@ -23,7 +23,7 @@ from dse.config.options import list_options, load_yaml
 from dse.errors import ConfigError
 from dse.files import read_csv
 from dse_serving.backend import ServingBackend
-from dse_serving.design import DATA, Serving, ServingKernels, deployment_of, formats
+from dse_serving.design import DATA, Serving, ServingKernels, deployment_of
 from dse_serving.disaggregated import EngineRun, EnginesOfRole, runs_of
 from dse_serving.run import run
 from simulators.hardware.machine import tree_of
@@ -33,7 +33,10 @@ from simulators.workloads.stored import weight_format
 
 CONF = Path(__file__).with_name("conf")
 _PARALLEL = {"cp": 1, "sequence_parallel": False, "collectives": "library", "split_ctas": 0}
-_KIND = ("dated", "measured", "requests", "shared", "mode", "backend", "system", "model", "precision", "isl")
+_KIND = (
+    *("dated", "measured", "requests", "shared", "mode", "backend", "backend_version"),
+    *("system", "model", "precision", "isl"),
+)
 _ENGINES = {"replicas": 1, "routing": "fewest_requests"}
 
 
@@ -80,8 +83,8 @@ class Row:
 
     @property
     def is_dated(self) -> bool:
-        """Tell whether that file has the name of a date."""
-        return self.source.startswith("20")
+        """Tell whether that file, or the copy of a database, has the name of a date: those are of one benchmark."""
+        return self.source.startswith("20") or self.cells["silicon_data_source"].startswith("db-dump/20")
 
     @property
     def day(self) -> str:
@@ -143,11 +146,17 @@ class Row:
         return self.concurrency * output / (ttft_s + (output - 1) * tpot_s) / (self.degrees[0] * self.stages())
 
 
-def read_rows(folder: Path) -> list[Row]:
-    """Rows below a folder that say what they measured. Raises ConfigError for a file that cannot be read."""
-    table = read_csv(folder / settings()["file"], needed=("id", "silicon_ttft_ms", "silicon_tpot_ms"))
+def read_rows(folder: Path, name: str = "") -> list[Row]:
+    """Rows below a folder that say what they measured. name: pattern of the files; "" for that of the settings.
+
+    Raises ConfigError for a file that cannot be read, and where there is none.
+    """
+    pattern = name or settings()["file"]
+    files = sorted(folder.glob(pattern)) or [folder / pattern]
+    tables = (read_csv(file, needed=("id", "silicon_ttft_ms", "silicon_tpot_ms")) for file in files)
     return [
         Row(cells, float(cells["silicon_ttft_ms"]) / 1e3, float(cells["silicon_tpot_ms"]) / 1e3)
+        for table in tables
         for _, cells in table.rows
         if cells["mode"] and cells["silicon_tpot_ms"] and cells["model_path"]
     ]
@@ -174,6 +183,20 @@ def fitted_rows(rows: Sequence[Row]) -> list[Row]:
         if counts[group] <= rule["of_group"]:
             chosen.append(row)
     return chosen[: rule["most"]]
+
+
+def rows_of_sets(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows that sets of kernels are fitted to, by the name of the set in the settings."""
+    by_name = {row.name: row for row in rows}
+    listed: Mapping[str, Sequence[str]] = settings()["fitted_sets"]
+    return {name: [by_name[row] for row in names] for name, names in listed.items()}
+
+
+def fitted_names() -> frozenset[str]:
+    """Ids of all rows that a constant was fitted to."""
+    return frozenset(
+        [*settings()["fitted"]["rows"], *(row for rows in settings()["fitted_sets"].values() for row in rows)]
+    )
 
 
 def _hash(row: Row) -> str:
@@ -226,7 +249,7 @@ def _is_of(row: Row, kind: Mapping[str, Any]) -> bool:
         "requests": lambda: row.concurrency,
         "shared": lambda: row.degrees[1] > 1,
     }
-    return all((told[name]() if name in told else row.cells[name]) == kind[name] for name in _KIND if name in kind)
+    return all((told[name]() if name in told else row.cells.get(name)) == kind[name] for name in _KIND if name in kind)
 
 
 def _count(rule: Mapping[str, float], row: Row) -> int:
@@ -341,7 +364,7 @@ class Predictor:
         """
         try:
             designs = [_with_scheduler(design, changes or {}) for design in self.designs(row)]
-            speeds = None if software is None else software.of(*formats(designs[0]))
+            speeds = None if software is None else software.of(designs[0])
             served = run(deployment_of(designs[-1], speeds, *designs[:-1]), designs[-1].traffic.draw())
         except (ConfigError, KeyError) as error:
             self.refused[row.name] = str(error)

@@ -35,9 +35,11 @@ from dse_serving.measured import (
     Row,
     design_tree,
     fit_group,
+    fitted_names,
     fitted_rows,
     model_name,
     read_rows,
+    rows_of_sets,
     settings,
     summary,
 )
@@ -407,7 +409,7 @@ def test_ctas_of_halves_are_the_fewest_that_are_nearly_as_fast(shared: Callable[
 
 
 def test_a_fit_names_few_rows_of_every_group(shared: Callable[[str], Path]) -> None:
-    rows = read_rows(shared("data"))
+    rows = read_rows(shared("data"), settings()["fitted"]["file"])
     chosen = fitted_rows(rows)
     largest = max(Counter(fit_group(row) for row in chosen).values())
     assert len(rows) > 1000 and 30 <= len(chosen) <= 40 and largest <= 3
@@ -475,16 +477,47 @@ def test_rows_of_what_is_not_known_are_left_out_with_the_reason(cells: dict[str,
 
 @pytest.mark.slow
 def test_measured_points_are_predicted(shared: Callable[[str], Path]) -> None:
-    rows = [row for row in read_rows(shared("data")) if not row.apart]
-    fitted = settings()["fitted"]["rows"]
-    points = Predictor().points([row for row in rows[::4] if row.name not in fitted])
+    rows = [row for row in read_rows(shared("data"), settings()["fitted"]["file"]) if not row.apart]
+    points = Predictor().points([row for row in rows[::4] if row.name not in fitted_names()])
     figures = summary(points)
     assert figures["rows"] > 200 and figures["tpot_median"] < 0.1 and figures["ttft_median"] < 0.25
 
 
 @pytest.mark.slow
+def test_kernels_of_experts_that_six_rows_gave_predict_the_others(shared: Callable[[str], Path]) -> None:
+    rows = read_rows(shared("data"), "serving/silicon_more.csv")
+    of_sets = rows_of_sets(rows)
+    assert set(of_sets) == set(kernels().sets) and sum(map(len, of_sets.values())) == 6
+    points = Predictor().points([row for row in rows[::4] if row.name not in fitted_names()])
+    figures = summary(points)
+    assert figures["rows"] > 80 and figures["tpot_median"] < 0.15
+
+
+def test_a_set_of_kernels_that_was_not_fitted_is_that_of_the_same_architecture_and_format() -> None:
+    def dispatch_s(backend: str, system: str, model: str) -> float:
+        cells = cells_of(backend=backend, system=system, model_path=model, precision="fp8", moe_ep_size="1")
+        design = ServingBackend().design(design_tree(Row(cells, 0.1, 0.01)))
+        assert isinstance(design, Serving)
+        return kernels().of(design).dispatch_s
+
+    r1, qwen = "deepseek-ai/DeepSeek-R1", "Qwen/Qwen3-235B-A22B-FP8"
+    own = kernels().sets["tensorrt_llm blackwell latent fp8"].dispatch_s
+    assert dispatch_s("trtllm", "b200_sxm", r1) == dispatch_s("sglang", "b200_sxm", r1) == own
+    # attention is the first that is given up, then the software; an architecture never is
+    assert dispatch_s("trtllm", "b200_sxm", qwen) == own
+    assert dispatch_s("sglang", "mi300x", qwen) == kernels().dispatch["sglang"]
+
+
+def test_a_time_of_dispatches_that_is_typed_counts() -> None:
+    tree = design_tree(Row(cells_of(model_path="deepseek-ai/DeepSeek-R1", precision="fp8"), 0.1, 0.01))
+    tree["server"]["scheduler"]["dispatch_s"] = 1e-3
+    design = ServingBackend().design(tree)
+    assert isinstance(design, Serving) and kernels().of(design).dispatch_s == 1e-3
+
+
+@pytest.mark.slow
 def test_disaggregated_points_with_known_engines_are_predicted(shared: Callable[[str], Path]) -> None:
-    rows = [row for row in read_rows(shared("data")) if row.apart]
+    rows = [row for row in read_rows(shared("data"), settings()["fitted"]["file"]) if row.apart]
     predictor = Predictor()
     figures = summary(predictor.points([row for row in rows if row.run is not None][::3]))
     assert figures["rows"] > 10 and figures["tpot_median"] < 0.15

@@ -1,7 +1,10 @@
-"""Drawn errors of a step: factors on the times of its operators, collectives, hosts and overlaps.
+"""Errors of a step: of its parts, which are drawn, and of its time as a whole.
 
 Each operator has an error of its own and a share of that of its kind (`simulators.hardware.residuals`). A site is
 run anew by the engine with the work of its tasks drawn, all draws at once, and its speed-up has the error of overlaps.
+
+Drawn parts decide between designs, as what is off in all alike cancels. A time alone has the interval of measured whole
+steps (kind `step`), which are off by more than their parts: software, model, GPU and release have components.
 """
 
 from __future__ import annotations
@@ -14,7 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators.costs.collective import Group
-from simulators.hardware.residuals import Draws, JointDraws, single, software_of
+from simulators.hardware.residuals import (
+    ENDS,
+    UNTOLD,
+    Draws,
+    JointDraws,
+    ResidualGroup,
+    name_in_tables,
+    shipped_residuals,
+    single,
+    software_of,
+    unmeasured_text,
+)
 from simulators.steps.design import StepDesign
 from simulators.steps.operators.experts import TokenExchange
 from simulators.steps.operators.work import Exchange, Op, OperatorCost, Platform, Product, Stream
@@ -60,10 +74,12 @@ class StepErrors:
         nodes, sizes = single(group.num_nodes), {"seconds": single(seconds), "gpus": single(group.num_gpus)}
         if isinstance(work, TokenExchange) and group.experts is not None:
             sizes |= {"tokens": single(work.tokens), "nodes": nodes, "sms": float(group.experts.num_sms)}
-            return self.draws.factor("exchange", work.direction, key=work.direction, sizes=sizes)
+            traits = {"nodes": f"{self.draws.gpu} {nodes:g}"}
+            return self.draws.factor("exchange", work.direction, key=work.direction, sizes=sizes, traits=traits)
         sizes |= {"bytes": single(work.payload_bytes), "nodes": nodes}
         key = "across nodes" if nodes > 1 else "inside" if group.switched(work.pattern) is None else "in switch"
-        return self.draws.factor("collective", f"{work.pattern} {sizes['bytes']:.3g} {nodes}", key=key, sizes=sizes)
+        name, traits = f"{work.pattern} {sizes['bytes']:.3g} {nodes}", {"gpus": f"{self.draws.gpu} {sizes['gpus']:g}"}
+        return self.draws.factor("collective", name, key=key, sizes=sizes, traits=traits)
 
     def of_overlap(self, schedule: Any, workload: Workload, length: Any) -> Floats:
         """Factors [S] on the speed-up of a site by a schedule. length: of the site over that of a serial one."""
@@ -72,7 +88,8 @@ class StepErrors:
         sizes = {"speedup": speedup, "m": single(gemm.m)}  # type: ignore[union-attr]
         key = software_of(schedule.name)
         name = f"{schedule.name} {single(gemm.m):g} {single(gemm.n):g} {single(gemm.k):g}"  # type: ignore[union-attr]
-        return self.draws.factor("overlap", name, key=key, sizes=sizes)
+        traits = {"software": key, "gpu": self.draws.gpu}
+        return self.draws.factor("overlap", name, key=key, sizes=sizes, traits=traits)
 
     def of_host(self, times: Mapping[str, Any]) -> dict[str, Any]:
         """Times of the host, drawn."""
@@ -98,3 +115,50 @@ def draw_steps(
         errors = StepErrors(own, run.precision, run.products or run.precision, design.kernels.name)
         times[place] = iterate(design, errors).seconds
     return times, draws.basis
+
+
+def kind_of_step(mode: str, *, mixture: bool, gpus: float, of_node: float) -> str:
+    """Key of the residuals of whole steps: dense training on one node or several, of mixtures, or a prefill."""
+    if mode != "training":
+        return mode
+    if mixture:
+        return "mixture"
+    return "dense" if gpus > of_node else "dense, one node"
+
+
+def step_residuals(design: StepDesign, seconds: float) -> ResidualGroup | None:
+    """Residuals of the time of a whole step that is predicted as `seconds`; None where no such step was measured.
+
+    The release of the software is no part of a design, so that it counts as one that no row has.
+    """
+    if design.run.mode not in ("training", "prefill"):  # no table has steps that generate
+        return None
+    parallel, node = design.parallel, design.system.node
+    degrees = {name: single(getattr(parallel, name)) for name in ("tp", "pp", "dp", "cp")}
+    gpus, mixture = float(np.prod(list(degrees.values()))), getattr(design.model, "moe", None) is not None
+    of_node = 1.0 if node is None else single(node.num_gpus)
+    sizes = {"seconds": seconds, "gpus": gpus, "tp": degrees["tp"], "pp": degrees["pp"]}
+    sizes["sequences"] = single(design.run.batch)
+    gpu = name_in_tables(design.system.gpu)
+    traits = {"software": design.kernels.name, "model": str(design.model.name), "gpu": gpu, "release": UNTOLD}
+    key = kind_of_step(design.run.mode, mixture=mixture, gpus=gpus, of_node=of_node)
+    return shipped_residuals().of("step", gpu, key, sizes, traits)
+
+
+@dataclass(frozen=True)
+class StepInterval:
+    """The 90 % interval of the time of a step [s], and what it rests on, in words."""
+
+    low: float
+    high: float
+    basis: str
+
+    @classmethod
+    def of(cls, design: StepDesign, seconds: float, drawn: Floats) -> StepInterval:
+        """Of a step that is predicted as `seconds`: by measured whole steps, or else by draws [S] of its parts."""
+        group = step_residuals(design, seconds)
+        if group is None or group.is_guess:
+            low, high = map(float, np.quantile(drawn, ENDS))
+            return cls(min(low, seconds), max(high, seconds), "errors of its parts")
+        low, high = group.interval(seconds)
+        return cls(float(low), float(high), f"{group.rows} measured steps{unmeasured_text(group)}")
