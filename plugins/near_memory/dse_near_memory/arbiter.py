@@ -1,100 +1,92 @@
 """Streams of requests that wait for a channel's queue, and which of them goes next: a policy of T3's controller.
 
-Streams are reads (0) and stores (1) of the GEMM, and communication (2). Where the GEMM goes first, communication
-issues while fewer requests than a threshold are in the queue, and after `turn` requests of the GEMM in any case (T3's
-limit on starvation). Hardware finds the threshold, as T3 has it, from how memory-intensive the GEMM is in its first
-stage, when it is alone: the highest of `thresholds` that leaves a queue as many places as requests of the GEMM have
-found taken, on average. A schedule may give one instead.
+Streams are reads and stores of the GEMM, and communication. Where the GEMM goes first, communication issues while fewer
+requests than a threshold are in the queue, and after `turn` requests of the GEMM in any case (T3's limit on
+starvation). Hardware finds the threshold, as T3 has it, from how memory-intensive the GEMM is in its first stage, when
+it is alone: the highest of `thresholds` that leaves a queue as many places as requests of the GEMM have found taken, on
+average. A schedule may give one instead.
 """
 
 from __future__ import annotations
 
-from dse_near_memory.state import (
-    ARRIVED,
-    BUS,
-    COMPUTE_FIRST,
-    FCFS,
-    FOUND,
-    LENGTH,
-    NEVER,
-    NEXT,
-    NOW,
-    OCCUPANCY,
-    RULE,
-    SEEN,
-    THRESHOLD,
-    WRITES,
-    Rules,
-    State,
-    Work,
-)
+from dse_near_memory.state import COMM, COMPUTE_FIRST, FCFS, NEVER, READS, STORES, Rules, State, Work
 from simulators.compiled import inline_always, inline_never
+from simulators.device import rings
 
 
 @inline_never
-def push(stream: int, channel: int, place: int, tag: int, s: State) -> None:
+def push(stream: int, channel: int, place: int, tag: int, state: State) -> None:
     """Put a request behind the others of its stream, in a ring."""
-    end = s.tail[stream, channel] & s.fifo.shape[2] - 1
-    s.fifo[stream, channel, end] = place
-    s.tag[stream, channel, end] = tag
-    s.arrived[stream, channel, end] = s.t[NOW]
-    s.tail[stream, channel] += 1
+    end = rings.place_of(state.streams[stream, channel].tail, state.waiting.shape[2])
+    request = state.waiting[stream, channel, end]
+    request.place, request.tag, request.since = place, tag, state.clock.now
+    state.streams[stream, channel].tail += 1
     # an idle channel wakes up; a busy one looks by itself when its bus is free
-    if s.ct[channel, NEXT] == NEVER:
-        s.ct[channel, NEXT] = max(s.t[NOW], s.ct[channel, BUS])
+    if state.channels[channel].next == NEVER:
+        state.channels[channel].next = max(state.clock.now, state.channels[channel].bus)
 
 
 @inline_never
-def let_wait(stream: int, channel: int, s: State) -> None:
+def let_wait(stream: int, channel: int, state: State) -> None:
     """Let the last request of a stream go after those of others, whenever they come."""
-    s.arrived[stream, channel, s.tail[stream, channel] - 1 & s.fifo.shape[2] - 1] = NEVER
+    last = rings.place_of(state.streams[stream, channel].tail - 1, state.waiting.shape[2])
+    state.waiting[stream, channel, last].since = NEVER
 
 
 @inline_always
-def first_of(stream: int, channel: int, s: State) -> int:
+def first_place(stream: int, channel: int, state: State) -> int:
     """Place in its ring of the request of a stream that has waited longest."""
-    return int(s.head[stream, channel] & s.fifo.shape[2] - 1)
+    return int(rings.place_of(state.streams[stream, channel].head, state.waiting.shape[2]))
 
 
 @inline_never
-def end_first_stage(w: Work, s: State, r: Rules) -> None:
-    """Note how many requests those of the GEMM have found in a queue, and what threshold follows (`THRESHOLD`)."""
-    s.t[OCCUPANCY] = s.t[FOUND] / max(1, s.i[ARRIVED])
-    s.i[RULE] = w.thresholds[0]
-    for limit in w.thresholds:  # in rising order
-        if limit + s.t[OCCUPANCY] <= r.queue:
-            s.i[RULE] = limit
-    s.i[THRESHOLD] = r.threshold if r.threshold > 0 else s.i[RULE]
+def end_first_stage(work: Work, state: State, rules: Rules) -> None:
+    """Note how many requests those of the GEMM have found in a queue, and what threshold follows."""
+    arbiter = state.arbiter
+    arbiter.occupancy = arbiter.found / max(1, arbiter.arrived)
+    arbiter.rule = work.thresholds[0]
+    for limit in work.thresholds:  # in rising order
+        if limit + arbiter.occupancy <= rules.queue:
+            arbiter.rule = limit
+    arbiter.threshold = rules.threshold if rules.threshold > 0 else arbiter.rule
 
 
 @inline_always
-def _since(stream: int, channel: int, s: State) -> float:
+def _since(stream: int, channel: int, state: State) -> float:
     """Time since when the first request of a stream has waited."""
-    return float(s.arrived[stream, channel, first_of(stream, channel, s)])
+    return float(state.waiting[stream, channel, first_place(stream, channel, state)].since)
 
 
 @inline_always
-def _gemm_stream(channel: int, s: State, r: Rules) -> int:
-    """Reads (0) or stores (1) of the GEMM, whichever goes next, or -1: in order, but stores may be overtaken."""
-    reads, stores = s.tail[0, channel] - s.head[0, channel], s.tail[1, channel] - s.head[1, channel]
-    stream = 0 if reads else -1
+def _length(stream: int, channel: int, state: State) -> int:
+    """Requests of a stream that wait."""
+    return int(state.streams[stream, channel].tail - state.streams[stream, channel].head)
+
+
+@inline_always
+def _gemm_stream(channel: int, state: State, rules: Rules) -> int:
+    """Stream of the GEMM that goes next, or -1: in order, but stores may be overtaken by reads."""
+    reads, stores = _length(READS, channel, state), _length(STORES, channel, state)
+    stream = READS if reads else -1
     if stores:
-        first = not reads or _since(1, channel, s) <= _since(0, channel, s)
-        stream = 1 if first and (not reads or stores > r.store_buffer) else 0
-    return -1 if stream == 1 and s.ci[channel, WRITES] >= r.drain else stream
+        first = not reads or _since(STORES, channel, state) <= _since(READS, channel, state)
+        stream = STORES if first and (not reads or stores > rules.store_buffer) else READS
+    return -1 if stream == STORES and state.channels[channel].writes >= rules.drain else stream
 
 
 @inline_always
-def choose_stream(channel: int, s: State, r: Rules) -> int:
+def choose_stream(channel: int, state: State, rules: Rules) -> int:
     """Stream of the next request that enters a channel's queue, or -1. Writes have `drain` places of it."""
-    gemm = _gemm_stream(channel, s, r)
-    waits = s.tail[2, channel] > s.head[2, channel]
+    gemm = _gemm_stream(channel, state, rules)
+    waits = _length(COMM, channel, state) > 0
     if waits:
-        writes = s.tag[2, channel, first_of(2, channel, s)] < 0
-        waits = not (writes and s.ci[channel, WRITES] >= r.drain)
+        writes = state.waiting[COMM, channel, first_place(COMM, channel, state)].tag < 0
+        waits = not (writes and state.channels[channel].writes >= rules.drain)
     if not waits or gemm < 0:
-        blocked = r.policy == COMPUTE_FIRST and s.ci[channel, LENGTH] >= s.i[THRESHOLD]
-        return gemm if gemm >= 0 or not waits or blocked else 2
-    if r.policy == FCFS:
-        return gemm if _since(gemm, channel, s) <= _since(2, channel, s) else 2
-    return gemm if s.ci[channel, SEEN] < r.turn else 2  # a turn after each of the GEMM's, or after some
+        full = state.channels[channel].length >= state.arbiter.threshold
+        blocked = rules.policy == COMPUTE_FIRST and full
+        return gemm if gemm >= 0 or not waits or blocked else COMM
+    if rules.policy == FCFS:
+        return gemm if _since(gemm, channel, state) <= _since(COMM, channel, state) else COMM
+    # a turn after each of the GEMM's, or after some
+    return gemm if state.channels[channel].since_comm < rules.turn else COMM

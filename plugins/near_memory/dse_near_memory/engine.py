@@ -12,441 +12,414 @@ tracker   counts updates of a region (of a wavefront's tile in a chunk) as they 
 channel   a queue, filled from the streams of the GEMM and of communication by a policy (`dse_near_memory.arbiter`); its
           banks are those of `dse_near_memory.banks`
 
-What every event and every look-up goes through is inlined: a call copies all of `Work`, `State` and `Rules`.
+With step s of a CU's unit, all times in ns:
+
+    computed(s)  begin(s) + step_ns
+    begin(s + 1) max(computed(s), arrival of the last line of each block that the step reads)
+    left(n)      max(left(n - 1), line n is there) + pace        of the link, line by line
+    incoming(n)  left(n) + hop
+
+State is records by name (`dse_near_memory.state`); the cache and the tracker, rings, servers and what acts next are of
+`simulators.device`. What every event and every look-up goes through is inlined: a call copies all of `Work`, `State`
+and `Rules`.
 """
 
 from __future__ import annotations
 
-from dse_near_memory import arbiter, banks, cache, state
+from dse_near_memory import arbiter, banks, cache
+from dse_near_memory import state as fields
 from dse_near_memory.state import (
-    ACTIVE,
-    ADMITTED,
-    AFTER,
     AFTER_ALL,
     AFTER_CHUNK,
-    ARRIVED,
-    BORN,
-    BUS,
     COMM,
-    COMM_END,
     COMM_READ,
-    CREDITED,
-    CU_AT,
-    CU_COMPUTED,
-    CU_FETCH,
-    CU_PENDING,
-    CU_READY,
-    CU_STEP,
-    CU_UNIT,
-    CU_WAITS,
-    DELIVERED,
-    DONE,
-    ENDED,
-    FOUND,
-    FROM_GEMM,
-    GEMM_AT,
-    GEMM_END,
-    HOP,
+    COUNTS_OF_TRACKER,
     INCOMING,
-    ISSUED,
-    LAST,
-    LENGTH,
-    LINK_FREE,
-    LIVE,
+    LAST_READ,
     NEVER,
-    NEXT,
-    NEXT_CU,
-    NEXT_UNIT,
-    NOW,
-    NUM_LINES,
-    NUM_SENT,
-    OCCUPANCY,
-    PACE,
-    PEAK,
-    PHASE,
-    PUSHED,
+    NO_LINE,
     READ,
     READS,
-    RS_END,
-    SEEN,
-    SERVED,
-    SOURCE,
-    SPILLS,
-    STAMP,
-    STARTS,
+    REDUCE_SCATTER,
     STORE,
-    STORED,
-    STORES_LEFT,
-    SUMS,
-    TARGET,
-    TARGET_LINES,
-    UPDATES,
-    WRITES,
+    STORES,
     Rules,
     State,
     Work,
 )
 from simulators.compiled import flat_over, inline_always, inline_never
-
-
-@inline_never
-def _issue_reads(cu: int, w: Work, s: State, r: Rules) -> None:
-    """Ask the cache for what a CU reads for its next step, and wait for lines that others have asked for, too."""
-    unit, step = s.cu[cu, CU_UNIT], s.cu[cu, CU_FETCH]
-    s.cu[cu, CU_PENDING], s.cut[cu, CU_READY] = 0, s.t[NOW] + r.cache_hit
-    for need in range(w.need_first[unit], w.need_first[unit + 1]):
-        block = w.need_panel[need] * r.steps + step
-        for place in range(w.read_first[block], w.read_first[block + 1]):
-            if not cache.read(w.read_set[place], w.read_entry[place], w, s, r):
-                s.block_left[block] += 1
-                arbiter.push(0, w.read_channel[place], w.read_place[place], block, s)
-        if s.block_left[block] > 0:
-            waiter = cu * r.needs + need - w.need_first[unit]
-            # a linked list, whose places count from 1 so that 0 is its end
-            s.next_waiting[waiter], s.waiting[block] = s.waiting[block], waiter + 1
-            s.cu[cu, CU_PENDING] += 1
-        s.cut[cu, CU_READY] = max(s.cut[cu, CU_READY], s.block_at[block])
-
-
-@inline_never
-def _schedule(cu: int, at: float, s: State) -> None:
-    """Let a CU have its next event at a time."""
-    s.cut[cu, CU_AT] = at
-    if at < s.t[GEMM_AT]:
-        s.t[GEMM_AT], s.i[NEXT_CU] = at, cu
+from simulators.device import PARTS, events, lru
 
 
 @inline_always
-def _receive(block: int, s: State, r: Rules) -> None:
-    """Receive a line of a block; with the last one, CUs that wait for it go on."""
-    s.block_left[block] -= 1
-    s.block_at[block] = max(s.block_at[block], s.t[LAST])
-    if s.block_left[block] > 0:
-        return
-    waiter, s.waiting[block] = s.waiting[block], 0
-    while waiter > 0:
-        cu = (waiter - 1) // r.needs
-        s.cu[cu, CU_PENDING] -= 1
-        s.cut[cu, CU_READY] = max(s.cut[cu, CU_READY], s.block_at[block])
-        if s.cu[cu, CU_WAITS] and s.cu[cu, CU_PENDING] == 0:
-            _schedule(cu, max(s.cut[cu, CU_COMPUTED], s.cut[cu, CU_READY]), s)
-        waiter = s.next_waiting[waiter - 1]
+def _tag_of_line(line: int) -> int:
+    """Tag of a line that comes in; of such a tag, the line."""
+    # below the tags that stand for no line
+    return -2 - line
 
 
 @inline_never
-def _issue_stores(first: int, last: int, w: Work, s: State, r: Rules) -> None:
+def _issue_reads(cu: int, work: Work, state: State, rules: Rules) -> None:
+    """Ask the cache for what a CU reads for its next step, and wait for lines that others have asked for, too."""
+    unit, step = state.cus[cu].unit, state.cus[cu].fetch
+    state.cus[cu].pending, state.cus[cu].ready = 0, state.clock.now + rules.cache_hit
+    for need in range(work.need_first[unit], work.need_first[unit + 1]):
+        block = work.need_panel[need] * rules.steps + step
+        for line in range(work.read_first[block], work.read_first[block + 1]):
+            if not cache.read(work.read_set[line], work.read_entry[line], work, state, rules):
+                state.blocks[block].left += 1
+                arbiter.push(READS, work.read_channel[line], work.read_place[line], block, state)
+        if state.blocks[block].left > 0:
+            waiter = cu * rules.needs + need - work.need_first[unit]
+            # a linked list, whose places count from 1 so that 0 is its end
+            state.next_waiting[waiter], state.blocks[block].waiting = state.blocks[block].waiting, waiter + 1
+            state.cus[cu].pending += 1
+        state.cus[cu].ready = max(state.cus[cu].ready, state.blocks[block].arrived)
+
+
+@inline_never
+def _schedule(cu: int, at: float, state: State) -> None:
+    """Let a CU have its next event at a time."""
+    state.cus[cu].next = at
+    # of equal times the one that was scheduled first stays the next
+    if at < state.gemm.next:
+        state.gemm.next, state.gemm.next_cu = at, cu
+
+
+@inline_always
+def _receive(block: int, state: State, rules: Rules) -> None:
+    """Receive a line of a block; with the last one, CUs that wait for it go on."""
+    state.blocks[block].left -= 1
+    state.blocks[block].arrived = max(state.blocks[block].arrived, state.clock.last)
+    if state.blocks[block].left > 0:
+        return
+    waiter = state.blocks[block].waiting
+    state.blocks[block].waiting = 0
+    while waiter > 0:
+        cu = (waiter - 1) // rules.needs
+        state.cus[cu].pending -= 1
+        state.cus[cu].ready = max(state.cus[cu].ready, state.blocks[block].arrived)
+        if state.cus[cu].waits and state.cus[cu].pending == 0:
+            _schedule(cu, max(state.cus[cu].computed, state.cus[cu].ready), state)
+        waiter = state.next_waiting[waiter - 1]
+
+
+@inline_always
+def _put_on_link(pace: float, there: float, state: State) -> None:
+    """Send a line that is there at a time over the link, which carries one line after the other."""
+    transfer = state.transfer
+    transfer.link_free = max(transfer.link_free, there) + pace
+    state.sent_at[transfer.sent] = transfer.link_free
+    transfer.sent += 1
+
+
+@inline_never
+def _issue_stores(first: int, last: int, work: Work, state: State, rules: Rules) -> None:
     """Store lines of a wave's output: in the cache, past it in the GPU's own memory, or over the link."""
     for place in range(first, last):
-        line = w.store_line[place]
-        if w.away[w.chunk[line]]:
-            s.t[LINK_FREE] = max(s.t[LINK_FREE], s.t[NOW]) + s.t[PACE]
-            s.sent_at[s.i[NUM_SENT]] = s.t[LINK_FREE]
-            s.i[NUM_SENT] += 1
-        elif r.cached:
-            cache.store(line, w, s, r)
+        line = work.store_line[place]
+        if work.away[work.chunk[line]]:
+            _put_on_link(state.transfer.pace, state.clock.now, state)
+        elif rules.cached:
+            cache.store(line, work, state, rules)
         else:
-            arbiter.push(1, w.channel[line], w.place[line], line, s)
+            arbiter.push(STORES, work.channel[line], work.place[line], line, state)
 
 
 @inline_never
-def _begin_step(cu: int, w: Work, s: State, r: Rules) -> None:
+def _begin_step(cu: int, work: Work, state: State, rules: Rules) -> None:
     """Begin to multiply, and fetch for the next step."""
-    step, end = s.cu[cu, CU_STEP], s.t[NOW] + w.step_ns[s.cu[cu, CU_UNIT]]
-    s.cut[cu, CU_COMPUTED], s.cu[cu, CU_WAITS] = end, 0
-    s.cu[cu, CU_FETCH] = step + 1
-    if step + 1 < r.steps:
-        _issue_reads(cu, w, s, r)
-    _schedule(cu, end, s)
+    step, end = state.cus[cu].step, state.clock.now + work.step_ns[state.cus[cu].unit]
+    state.cus[cu].computed, state.cus[cu].waits = end, 0
+    state.cus[cu].fetch = step + 1
+    if step + 1 < rules.steps:
+        _issue_reads(cu, work, state, rules)
+    _schedule(cu, end, state)
 
 
 @inline_never
-def _end_tiles(cu: int, w: Work, s: State, r: Rules) -> None:
+def _end_tiles(cu: int, work: Work, state: State, rules: Rules) -> None:
     """Store a CU's tiles, and take the next ones; in lockstep, once all CUs have stored theirs."""
-    unit = s.cu[cu, CU_UNIT]
+    unit = state.cus[cu].unit
     # the first stage ends with the first tiles of any CU: until then the GEMM is alone
-    if s.t[OCCUPANCY] < 0:
-        arbiter.end_first_stage(w, s, r)
-    _issue_stores(w.store_first[unit], w.store_first[unit + 1], w, s, r)
-    s.i[DONE] += 1
-    s.t[GEMM_END] = s.t[NOW]
+    if state.arbiter.occupancy < 0:
+        arbiter.end_first_stage(work, state, rules)
+    _issue_stores(work.store_first[unit], work.store_first[unit + 1], work, state, rules)
+    state.gemm.done += 1
+    state.gemm.end = state.clock.now
     # what the cache holds is dirty for the neighbours until the kernel ends
-    if s.i[DONE] == r.units:
-        cache.flush(w, s, r)
-        _begin_comm(w, s, r)
-    s.i[ENDED] += 1
-    if not r.lockstep:
-        _take_tiles(cu, w, s, r)
-    elif s.i[ENDED] == r.cus:
-        s.i[ENDED] = 0
-        for other in range(r.cus):
-            _take_tiles(other, w, s, r)
+    if state.gemm.done == rules.units:
+        cache.flush(work, state)
+        _begin_comm(work, state, rules)
+    state.gemm.ended += 1
+    if not rules.lockstep:
+        _take_tiles(cu, work, state, rules)
+    elif state.gemm.ended == rules.cus:
+        state.gemm.ended = 0
+        for other in range(rules.cus):
+            _take_tiles(other, work, state, rules)
 
 
 @inline_never
-def _take_tiles(cu: int, w: Work, s: State, r: Rules) -> None:
+def _take_tiles(cu: int, work: Work, state: State, rules: Rules) -> None:
     """Let a CU begin the next tiles in the order of launch once what their first step reads is there."""
-    if s.i[NEXT_UNIT] < r.units:
-        s.cu[cu, CU_UNIT], s.cu[cu, CU_STEP], s.cu[cu, CU_FETCH] = s.i[NEXT_UNIT], 0, 0
-        s.i[NEXT_UNIT] += 1
-        _issue_reads(cu, w, s, r)
-        _await_reads(cu, s)
+    if state.gemm.next_unit < rules.units:
+        state.cus[cu].unit, state.cus[cu].step, state.cus[cu].fetch = state.gemm.next_unit, 0, 0
+        state.gemm.next_unit += 1
+        _issue_reads(cu, work, state, rules)
+        _await_reads(cu, state)
 
 
 @inline_never
-def _await_reads(cu: int, s: State) -> None:
+def _await_reads(cu: int, state: State) -> None:
     """Let a CU go on at once if all that its next step reads is there, or when it is."""
-    s.cu[cu, CU_WAITS] = 1
-    if s.cu[cu, CU_PENDING] == 0:
-        _schedule(cu, max(s.t[NOW], s.cut[cu, CU_READY]), s)
+    state.cus[cu].waits = 1
+    if state.cus[cu].pending == 0:
+        _schedule(cu, max(state.clock.now, state.cus[cu].ready), state)
 
 
 @inline_always
-def _gemm_event(w: Work, s: State, r: Rules) -> None:
+def _gemm_event(work: Work, state: State, rules: Rules) -> None:
     """A CU has multiplied a step, or what its next one waits for is there."""
-    cu = s.i[NEXT_CU]
-    s.cut[cu, CU_AT] = s.t[GEMM_AT] = NEVER
-    for other in range(r.cus):
-        if s.cut[other, CU_AT] < s.t[GEMM_AT]:
-            s.t[GEMM_AT], s.i[NEXT_CU] = s.cut[other, CU_AT], other
-    if s.cu[cu, CU_WAITS]:
-        _begin_step(cu, w, s, r)
+    cu = state.gemm.next_cu
+    state.cus[cu].next = NEVER
+    state.gemm.next_cu = events.earliest(state.cus.next, 0, rules.cus)
+    state.gemm.next = state.cus[state.gemm.next_cu].next
+    if state.cus[cu].waits:
+        _begin_step(cu, work, state, rules)
         return
-    s.cu[cu, CU_STEP] += 1
-    if s.cu[cu, CU_STEP] == r.steps:
-        _end_tiles(cu, w, s, r)
+    state.cus[cu].step += 1
+    if state.cus[cu].step == rules.steps:
+        _end_tiles(cu, work, state, rules)
     else:
-        _await_reads(cu, s)
+        _await_reads(cu, state)
 
 
 @inline_never
-def _begin_comm(w: Work, s: State, r: Rules) -> None:
+def _begin_comm(work: Work, state: State, rules: Rules) -> None:
     """Begin the next step of communication if what it waits for is complete."""
-    step = s.i[COMM]
-    if s.i[ACTIVE] or step >= len(w.program):
+    transfer = state.transfer
+    if transfer.active or transfer.step >= len(work.program):
         return
-    after, source = w.program[step, AFTER], w.program[step, SOURCE]
-    idle = s.i[DONE] == r.units and (r.cached or s.i[STORES_LEFT] == 0)  # else what is dirty is in the cache
-    if after == AFTER_CHUNK and not w.program[step, FROM_GEMM] and s.chunk_left[source] > 0:
+    step = work.program[transfer.step]
+    # else what is dirty is in the cache
+    idle = state.gemm.done == rules.units and (rules.cached or state.gemm.stores_left == 0)
+    if step.after == AFTER_CHUNK and not step.from_gemm and state.chunk_left[step.source] > 0:
         return
-    if after == AFTER_ALL and not idle:
+    if step.after == AFTER_ALL and not idle:
         return
-    s.i[ACTIVE] = 1
-    for field in range(ISSUED, NUM_SENT + 1):
-        s.i[field] = 0
-    target = w.program[step, TARGET]
-    s.i[NUM_LINES] = w.chunk_first[source + 1] - w.chunk_first[source]
-    s.i[TARGET_LINES] = w.chunk_first[target + 1] - w.chunk_first[target]
-    s.t[PACE], s.t[HOP] = w.pace[step], 0.0 if source == target else r.hop  # a sum stays within the GPU
-    s.t[STARTS] = NEVER if w.program[step, FROM_GEMM] else s.t[NOW] + r.setup
+    transfer.active = 1
+    transfer.issued = transfer.credited = transfer.delivered = transfer.pushed = transfer.admitted = transfer.sent = 0
+    transfer.lines = work.chunk_first[step.source + 1] - work.chunk_first[step.source]
+    transfer.target_lines = work.chunk_first[step.target + 1] - work.chunk_first[step.target]
+    # a sum stays within the GPU
+    transfer.pace, transfer.hop = step.pace, 0.0 if step.source == step.target else rules.hop
+    transfer.starts = NEVER if step.from_gemm else state.clock.now + rules.setup
 
 
 @inline_never
-def _end_comm(w: Work, s: State) -> None:
+def _end_comm(work: Work, state: State) -> None:
     """End a step of communication."""
-    if w.program[s.i[COMM], PHASE] == 1:
-        s.t[RS_END] = s.t[NOW]
-    s.t[COMM_END] = s.t[NOW]
-    s.i[ACTIVE] = 0
-    s.i[COMM] += 1
-    s.t[STARTS] = NEVER
+    transfer = state.transfer
+    if work.program[transfer.step].phase == REDUCE_SCATTER:
+        transfer.reduced = state.clock.now
+    transfer.end = state.clock.now
+    transfer.active = 0
+    transfer.step += 1
+    transfer.starts = NEVER
 
 
 @inline_never
-def _fetch(w: Work, s: State, r: Rules) -> None:
+def _fetch(work: Work, state: State, rules: Rules) -> None:
     """Issue reads of a command as far as its window goes."""
-    step = s.i[COMM]
-    first, reads = w.chunk_first[w.program[step, SOURCE]], w.program[step, READS]
-    while s.i[ISSUED] < s.i[NUM_LINES] and s.i[ISSUED] - s.i[CREDITED] < r.window:
-        line = first + s.i[ISSUED]
-        s.i[ISSUED] += 1
-        for copy in range(reads):  # of a second operand from another row of the bank
-            place = w.place[line] + copy * r.banks
-            arbiter.push(2, w.channel[line], place, 1 if copy + 1 == reads else 0, s)
+    transfer = state.transfer
+    step = work.program[transfer.step]
+    while transfer.issued < transfer.lines and transfer.issued - transfer.credited < rules.window:
+        line = work.chunk_first[step.source] + transfer.issued
+        transfer.issued += 1
+        for copy in range(step.reads):  # of a second operand from another row of the bank
+            place = work.place[line] + copy * rules.banks
+            tag = LAST_READ if copy + 1 == step.reads else NO_LINE
+            arbiter.push(COMM, work.channel[line], place, tag, state)
         # the chunk came out of the GEMM's stores, or left while it was made
-        if reads == 0:
-            s.t[LAST] = s.t[NOW]
-            _send(s)
+        if step.reads == 0:
+            state.clock.last = state.clock.now
+            _put_on_link(transfer.pace, state.clock.last, state)
 
 
 @inline_never
-def _send(s: State) -> None:
-    """Send a line that is there at `LAST` over the link."""
-    # the link carries one line after the other
-    s.t[LINK_FREE] = max(s.t[LINK_FREE], s.t[LAST]) + s.t[PACE]
-    s.sent_at[s.i[NUM_SENT]] = s.t[LINK_FREE]
-    s.i[NUM_SENT] += 1
-
-
-@inline_never
-def _deliver(w: Work, s: State, r: Rules) -> None:
+def _deliver(work: Work, state: State, rules: Rules) -> None:
     """Receive a line of the neighbour's; as many in all as its target has."""
-    s.i[DELIVERED] += 1
+    transfer = state.transfer
+    transfer.delivered += 1
+    step = work.program[transfer.step]
     # chunks may differ in size at the sampled channels, so lines come in proportion
-    due = s.i[DELIVERED] * s.i[TARGET_LINES] // s.i[NUM_LINES]
-    first, sums = w.chunk_first[w.program[s.i[COMM], TARGET]], w.program[s.i[COMM], SUMS]
-    while s.i[PUSHED] < due:
-        line = first + s.i[PUSHED]
-        s.i[PUSHED] += 1
-        arbiter.push(2, w.channel[line], w.place[line], -2 - line, s)
-        if sums:  # both operands, of which one is in another row of the bank, and the sum
-            arbiter.push(2, w.channel[line], w.place[line], 0, s)
-            arbiter.push(2, w.channel[line], w.place[line] + r.banks, 0, s)
-            arbiter.push(2, w.channel[line], w.place[line], -2 - line, s)
+    due = transfer.delivered * transfer.target_lines // transfer.lines
+    while transfer.pushed < due:
+        line = work.chunk_first[step.target] + transfer.pushed
+        channel, place, tag = work.channel[line], work.place[line], _tag_of_line(line)
+        transfer.pushed += 1
+        arbiter.push(COMM, channel, place, tag, state)
+        if step.sums:  # both operands, of which one is in another row of the bank, and the sum
+            arbiter.push(COMM, channel, place, NO_LINE, state)
+            arbiter.push(COMM, channel, place + rules.banks, NO_LINE, state)
+            arbiter.push(COMM, channel, place, tag, state)
 
 
 @inline_never
-def _spill(channel: int, place: int, s: State, r: Rules) -> None:
+def _spill(channel: int, place: int, state: State, rules: Rules) -> None:
     """Move counts of an entry to or from memory: a request of all channels, of which a part is sampled."""
-    s.i[SPILLS] += 1
+    state.tracker.spills += 1
     # the tracker counts lines of all channels, but only the sampled ones are simulated
-    if s.i[SPILLS] % r.spill_every == 0:
-        arbiter.push(2, channel, place, -1, s)
+    if state.tracker.spills % rules.spill_every == 0:
+        arbiter.push(COMM, channel, place, COUNTS_OF_TRACKER, state)
 
 
 @inline_never
-def _track(line: int, w: Work, s: State, r: Rules) -> None:
+def _track(line: int, work: Work, state: State, rules: Rules) -> None:
     """Count an update of a line's region, in the entry that it has or gets."""
-    region, where = w.region[line], w.region_set[w.region[line]]
-    s.i[STAMP] += 1
-    way, oldest = -1, 0
-    for place in range(r.ways):
-        if s.entry[where, place] == region:
-            way = place
-        if s.used[where, place] < s.used[where, oldest]:
-            oldest = place
+    region, tracker = work.region[line], state.tracker
+    first = work.region_set[region] * rules.ways
+    tracker.stamp += 1
+    way = lru.find_way(state.entry, first, rules.ways, region)
     if way < 0:
-        way = oldest
-        if s.entry[where, way] >= 0:  # counts of a region that is not complete
-            s.spilled[s.entry[where, way]] = 1
-            _spill(w.channel[line], w.place[line], s, r)
+        way = lru.oldest_way(state.used, first, rules.ways)
+        if state.entry[first + way] >= 0:  # counts of a region that is not complete
+            state.spilled[state.entry[first + way]] = 1
+            _spill(work.channel[line], work.place[line], state, rules)
         else:
-            s.i[LIVE] += 1
-            s.i[PEAK] = max(s.i[PEAK], s.i[LIVE])
-        if s.spilled[region]:
-            s.spilled[region] = 0
-            _spill(w.channel[line], w.place[line], s, r)
-        s.entry[where, way] = region
-    s.used[where, way] = s.i[STAMP]
-    s.region_left[region] -= 1
-    if s.region_left[region] == 0:
-        s.entry[where, way] = -1
-        s.used[where, way] = 0
-        s.i[LIVE] -= 1
-        s.chunk_left[w.chunk[line]] -= 1
+            tracker.live += 1
+            tracker.peak = max(tracker.peak, tracker.live)
+        if state.spilled[region]:
+            state.spilled[region] = 0
+            _spill(work.channel[line], work.place[line], state, rules)
+        state.entry[first + way] = region
+    state.used[first + way] = tracker.stamp
+    state.region_left[region] -= 1
+    if state.region_left[region] == 0:
+        state.entry[first + way] = -1
+        state.used[first + way] = 0
+        tracker.live -= 1
+        state.chunk_left[work.chunk[line]] -= 1
 
 
 @inline_always
-def _describe(kind: int, tag: int, w: Work, s: State) -> int:
-    """Kind of a request, 4 times its phase, and 16 if it is an update: the step may have ended when it is served."""
-    if kind < COMM_READ:
-        return kind + 16 * (w.store_updates if kind == STORE else 0)
-    step = s.i[COMM]
-    return kind + 4 * w.program[step, PHASE] + 16 * (w.program[step, UPDATES] if kind == INCOMING and tag < -1 else 0)
+def _enqueue(channel: int, stream: int, work: Work, state: State) -> int:
+    """Move the first request of a stream to the end of a channel's queue; return its place there."""
+    came = state.waiting[stream, channel, arbiter.first_place(stream, channel, state)]
+    slot = state.channels[channel].length
+    request = state.queue[channel, slot]
+    request.place, request.tag, request.born = came.place, came.tag, state.channels[channel].born
+    request.kind, request.phase, request.updates = stream, 0, work.store_updates if stream == STORES else 0
+    if stream == COMM:
+        request.kind = COMM_READ if came.tag >= 0 else INCOMING
+        # the step may have ended when it is served
+        step = work.program[state.transfer.step]
+        request.phase, request.updates = step.phase, step.updates if came.tag < COUNTS_OF_TRACKER else 0
+    request.since = state.clock.now
+    state.streams[stream, channel].head += 1
+    state.channels[channel].born += 1
+    state.channels[channel].length = slot + 1
+    state.channels[channel].writes += request.kind & 1
+    state.channels[channel].since_comm = 0 if stream == COMM else state.channels[channel].since_comm + 1
+    state.arbiter.found += slot
+    state.arbiter.arrived += 1
+    return slot
 
 
 @inline_always
-def _admit(channel: int, w: Work, s: State, r: Rules) -> None:
+def _admit(channel: int, work: Work, state: State, rules: Rules) -> None:
     """Fill the queue of a channel; updates are tracked as they enter it."""
-    while s.ci[channel, LENGTH] < r.queue:
-        stream = arbiter.choose_stream(channel, s, r)
+    while state.channels[channel].length < rules.queue:
+        stream = arbiter.choose_stream(channel, state, rules)
         if stream < 0:
             return
-        at, end = arbiter.first_of(stream, channel, s), s.ci[channel, LENGTH]
-        tag = s.tag[stream, channel, at]
-        s.head[stream, channel] += 1
-        kind = stream if stream < 2 else COMM_READ if tag >= 0 else INCOMING
-        s.queue_place[channel, end] = s.fifo[stream, channel, at]
-        s.queue_kind[channel, end] = _describe(kind, tag, w, s)
-        s.queue_tag[channel, end], s.queue_born[channel, end] = tag, s.ci[channel, BORN]
-        s.queue_from[channel, end] = s.t[NOW]
-        s.t[FOUND] += s.ci[channel, LENGTH]
-        s.i[ARRIVED] += 1
-        s.ci[channel, BORN] += 1
-        s.ci[channel, LENGTH] = end + 1
-        s.ci[channel, WRITES] += kind & 1
-        s.ci[channel, SEEN] = 0 if stream == 2 else s.ci[channel, SEEN] + 1
+        slot = _enqueue(channel, stream, work, state)
+        kind, tag = state.queue[channel, slot].kind, state.queue[channel, slot].tag
         if kind == STORE:
-            s.i[STORES_LEFT] -= 1
-            if r.tracked:
-                _track(tag, w, s, r)
-                _begin_comm(w, s, r)
-        elif kind == INCOMING and tag < -1:
-            if r.tracked and w.program[s.i[COMM], PHASE] == 1:
-                _track(-2 - tag, w, s, r)
-            s.i[ADMITTED] += 1
-            if s.i[ADMITTED] == s.i[TARGET_LINES] * (1 + w.program[s.i[COMM], SUMS]):
-                _end_comm(w, s)
-                _begin_comm(w, s, r)
-        if s.i[STORES_LEFT] == 0:
-            s.t[STORED] = max(s.t[STORED], s.t[NOW]) if kind == STORE else s.t[STORED]
-            _begin_comm(w, s, r)
+            state.gemm.stores_left -= 1
+            if rules.tracked:
+                _track(tag, work, state, rules)
+                _begin_comm(work, state, rules)
+        elif kind == INCOMING and tag < COUNTS_OF_TRACKER:
+            step = work.program[state.transfer.step]
+            if rules.tracked and step.phase == REDUCE_SCATTER:
+                _track(_tag_of_line(tag), work, state, rules)
+            state.transfer.admitted += 1
+            # a line that is summed comes twice: as it is, and as the sum
+            if state.transfer.admitted == state.transfer.target_lines * (1 + step.sums):
+                _end_comm(work, state)
+                _begin_comm(work, state, rules)
+        if state.gemm.stores_left == 0:
+            if kind == STORE:
+                state.gemm.stored = max(state.gemm.stored, state.clock.now)
+            _begin_comm(work, state, rules)
 
 
 @inline_always
-def _serve(channel: int, w: Work, s: State, r: Rules) -> None:
+def _serve(channel: int, work: Work, state: State, rules: Rules) -> None:
     """Let a channel take requests into its queue and serve one."""
-    _admit(channel, w, s, r)
-    if s.ci[channel, LENGTH] == 0:
-        s.ct[channel, NEXT] = NEVER
+    _admit(channel, work, state, rules)
+    if state.channels[channel].length == 0:
+        state.channels[channel].next = NEVER
         return
-    banks.refresh(channel, s, r)
-    pick = banks.pick(channel, s, r)
-    described, tag = s.queue_kind[channel, pick], s.queue_tag[channel, pick]
-    kind, phase, updates = described & 3, described >> 2 & 3, described >> 4
-    end = banks.use_bank(channel, pick, updates, s, r)
-    last = s.ci[channel, LENGTH] - 1
-    # the last request fills the gap: order in the queue is by `queue_born`
-    for column in (s.queue_place, s.queue_kind, s.queue_tag, s.queue_born):
-        column[channel, pick] = column[channel, last]
-    s.queue_from[channel, pick] = s.queue_from[channel, last]
-    s.ci[channel, LENGTH] = last
-    s.ci[channel, WRITES] -= kind & 1
+    banks.refresh(channel, state, rules)
+    slot = banks.pick(channel, state, rules)
+    request = state.queue[channel, slot]
+    # read before the slot is filled again
+    kind, tag, phase = request.kind, request.tag, request.phase
+    end = banks.use_bank(channel, slot, state, rules)
+    last = state.channels[channel].length - 1
+    # the last request fills the gap: order in the queue is by `born`
+    state.queue[channel, slot] = state.queue[channel, last]
+    state.channels[channel].length = last
+    state.channels[channel].writes -= kind & 1
     # the next request may be chosen as soon as the bus is free
-    s.ct[channel, NEXT] = s.ct[channel, BUS]
-    # tag -1: counts of the tracker, which are no data
-    s.counts[SERVED + 3 * kind + phase] += 1 if tag != -1 else 0
-    s.t[LAST] = end + r.latency
+    state.channels[channel].next = state.channels[channel].bus
+    # counts of the tracker are no data
+    state.served[kind, phase] += 1 if tag != COUNTS_OF_TRACKER else 0
+    state.clock.last = end + rules.latency
     if kind == READ:
-        _receive(tag, s, r)
-    elif kind == COMM_READ and tag == 1:
-        _send(s)
+        _receive(tag, state, rules)
+    elif kind == COMM_READ and tag == LAST_READ:
+        _put_on_link(state.transfer.pace, state.clock.last, state)
 
 
-@flat_over(arbiter, banks, cache, state)
-def run(w: Work, s: State, r: Rules) -> float:
+@inline_always
+def _left_at(line: int, state: State) -> float:
+    """Time at which a line of the step has left over the link, by its number; `NEVER` if it is not sent yet."""
+    transfer = state.transfer
+    return state.sent_at[line] if transfer.active and line < transfer.sent else NEVER
+
+
+@flat_over(arbiter, banks, cache, fields, *PARTS)
+def run(work: Work, state: State, rules: Rules) -> float:
     """Serve all requests of a run; return when the last has been served [ns]."""
-    for cu in range(r.cus):
-        _take_tiles(cu, w, s, r)
-    _begin_comm(w, s, r)
-    end = 0.0
+    for cu in range(rules.cus):
+        _take_tiles(cu, work, state, rules)
+    _begin_comm(work, state, rules)
+    transfer, end = state.transfer, 0.0
     while True:
-        channel, at = 0, s.ct[0, NEXT]
-        for place in range(1, r.channels):
-            if s.ct[place, NEXT] < at:
-                channel, at = place, s.ct[place, NEXT]
-        credit = delivery = NEVER
-        if s.i[ACTIVE]:
-            if s.i[CREDITED] < s.i[NUM_SENT]:
-                credit = s.sent_at[s.i[CREDITED]]
-            if s.i[DELIVERED] < s.i[NUM_SENT]:
-                delivery = s.sent_at[s.i[DELIVERED]] + s.t[HOP]
+        channel = events.earliest(state.channels.next, 0, rules.channels)
+        at = state.channels[channel].next
+        credit, delivery = _left_at(transfer.credited, state), _left_at(transfer.delivered, state) + transfer.hop
         # five kinds of events; ties go to the GEMM first, so that runs are deterministic
-        now = min(at, s.t[GEMM_AT], credit, delivery, s.t[STARTS])
+        now = min(at, state.gemm.next, credit, delivery, transfer.starts)
         if now == NEVER:
             return end
-        s.t[NOW] = max(now, s.t[NOW])
-        if now == s.t[GEMM_AT]:
-            _gemm_event(w, s, r)
+        state.clock.now = max(now, state.clock.now)
+        if now == state.gemm.next:
+            _gemm_event(work, state, rules)
         elif now == delivery:
-            _deliver(w, s, r)
+            _deliver(work, state, rules)
         elif now == credit:
-            s.i[CREDITED] += 1
+            transfer.credited += 1
             # a line that has left makes room in the window
-            if not w.program[s.i[COMM], FROM_GEMM]:
-                _fetch(w, s, r)
-        elif now == s.t[STARTS]:
-            s.t[STARTS] = NEVER
-            _fetch(w, s, r)
+            if not work.program[transfer.step].from_gemm:
+                _fetch(work, state, rules)
+        elif now == transfer.starts:
+            transfer.starts = NEVER
+            _fetch(work, state, rules)
         else:
-            _serve(channel, w, s, r)
-            end = max(end, s.ct[channel, BUS])
+            _serve(channel, work, state, rules)
+            end = max(end, state.channels[channel].bus)

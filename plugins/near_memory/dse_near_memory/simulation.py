@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,16 +29,17 @@ from dse_near_memory.requests import (
     output_lines,
     share_out,
 )
-from dse_near_memory.state import NEVER, Rules, State, Work
+from dse_near_memory.state import LONG_AGO, NEVER, Rules, State, Work
 from dse_near_memory.tiles import Tiling, tile_gemm
 from search_spaces.triggered import TriggeredSchedule
 from simulators.costs.transfer import TransferMode, rate
+from simulators.device.records import record, table
 from simulators.hardware.machine import System
 from simulators.hardware.network import Route
 from simulators.workloads.operators import Workload
 
 _NS = 1e9
-_RS, _AG = 1, 2
+_RS, _AG = fields.REDUCE_SCATTER, fields.ALL_GATHER
 _POLICIES = {"fcfs": fields.FCFS, "fair": fields.FAIR, "compute_first": fields.COMPUTE_FIRST}
 _UNBOUNDED = 10**9
 _TIMES = ("trcd", "trp", "tras", "trrd", "twr", "to_write", "to_read", "trefi", "trfc")
@@ -87,8 +88,8 @@ class SubLayer:
         gemm = self._run(self._map, [])
         moved = self._run(self._map, self._by_kernels(streamed=self._near), gemm=False)
         alone, both = self._outcome(gemm), self._outcome(moved)
-        stored = fields.GEMM_END if gemm.rules.cached else fields.STORED
-        seconds = max(float(gemm.state.t[stored]) / _NS, both.reduce_s) + both.gather_s
+        end = gemm.state.gemm.end if gemm.rules.cached else gemm.state.gemm.stored
+        seconds = max(float(end) / _NS, both.reduce_s) + both.gather_s
         traffic = {name: alone.traffic[name] + both.traffic[name] for name in PARTS}
         return replace(alone, seconds=seconds, reduce_s=both.reduce_s, gather_s=both.gather_s, traffic=traffic)
 
@@ -98,7 +99,7 @@ class SubLayer:
             return self._run(self._map, _tracked(self._gpus), tracked=True)
         return self._run(self._map, self._by_kernels(streamed=False))
 
-    def _by_kernels(self, *, streamed: bool) -> list[tuple[int, ...]]:
+    def _by_kernels(self, *, streamed: bool) -> list[Step]:
         return _by_kernels(self._gpus, self._near, streamed=streamed, sums_last=self.controller.sums_last)
 
     @property
@@ -130,9 +131,7 @@ class SubLayer:
         size = self.tiling.output_bytes
         return address_map(self.schedule, size, self._gpus)
 
-    def _run(
-        self, addresses: AddressMap, program: Sequence[Sequence[int]], *, gemm: bool = True, tracked: bool = False
-    ) -> Run:
+    def _run(self, addresses: AddressMap, program: Sequence[Step], *, gemm: bool = True, tracked: bool = False) -> Run:
         """Run a GEMM, or none, with steps of communication."""
         tiling, controller, tracker, sets = self.tiling, self.controller, self.system.gpu.tracker, self._sets
         entries = int(tracker.num_entries) if tracker else 1
@@ -145,9 +144,10 @@ class SubLayer:
         updates = self._near and self.schedule.reduction != "serial"
         rules = self._rules(tiling, entries, tracked=tracked, gemm=gemm, cached=not updates)
         rules = rules._replace(needs=int(np.diff(shares.need_first).max()))
-        work = _work(reads, output, addresses, program, shares=shares)
-        limits, paces = np.array(sorted(controller.thresholds), np.int64), self._paces(program, tracked=tracked)
-        work = work._replace(store_updates=int(updates), thresholds=limits, pace=paces)
+        steps = self._with_paces(program, tracked=tracked)
+        work = _work(reads, output, addresses, steps, shares=shares)
+        limits = np.array(sorted(controller.thresholds), np.int64)
+        work = work._replace(store_updates=int(updates), thresholds=limits)
         cache = (rules.channels * controller.slices * sets, rules.cache_ways, controller.cache_sectors)
         state = _state(work, rules, output, addresses, cache)
         end = engine.run(work, state, rules)
@@ -197,8 +197,8 @@ class SubLayer:
             lockstep=int(controller.lockstep),
         )
 
-    def _paces(self, program: Sequence[Sequence[int]], *, tracked: bool) -> Any:
-        """Time [ns] of a line at the sampled channels over the link in each step: stores by the GEMM go at its rate,
+    def _with_paces(self, program: Sequence[Step], *, tracked: bool) -> Sequence[Step]:
+        """Steps with the time [ns] of a line at the sampled channels over the link: stores by the GEMM go at its rate,
         commands at that of a DMA engine, kernels at theirs; a kernel sums within the GPU.
         """
         gpu, link, kernel = self.system.gpu, float(self.system.node.link_bytes_per_s), self._kernel_rate()
@@ -206,11 +206,12 @@ class SubLayer:
         reduces = min(link, float(gpu.dma.bytes_per_s)) if tracked else link if updates else kernel
         sums, share = float(gpu.cu_copy.num_cus * gpu.cu_copy.bytes_per_s_per_cu), self.controller.sampled_channels
         rates = [
-            link if step[fields.FROM_GEMM] else sums if step[fields.SOURCE] == step[fields.TARGET]
-            else kernel if step[fields.PHASE] == _AG else reduces
+            link if step.from_gemm else sums if step.source == step.target
+            else kernel if step.phase == _AG else reduces
             for step in program
         ]  # fmt: skip
-        return LINE_BYTES / (np.array(rates, float) * share / self.controller.dram.channels) * _NS
+        paces = LINE_BYTES / (np.array(rates, float) * share / self.controller.dram.channels) * _NS
+        return [step._replace(pace=pace) for step, pace in zip(program, paces.tolist(), strict=True)]
 
     def _kernel_rate(self) -> float:
         """Rate [bytes/s] of a collective's kernel over the ring's link."""
@@ -219,17 +220,23 @@ class SubLayer:
         return float(np.asarray(rate(self.system, route, [route], by=mode).bytes_per_s))
 
     def _outcome(self, run: Run) -> Outcome:
-        t, s = run.state.t / _NS, run.state
-        served, hits = run.served, int(s.counts[fields.ROW_HITS])
-        total = max(1, int(served.sum()))
-        seconds = max(run.end / _NS, float(t[fields.COMM_END]), float(t[fields.GEMM_END]))
-        gemm_s, reduced = float(t[fields.GEMM_END]), float(t[fields.RS_END])
-        busy = total * run.rules.burst / run.rules.channels / _NS / seconds
-        times = (seconds, gemm_s, reduced, max(0.0, float(t[fields.COMM_END]) - reduced))
-        shares = (hits / total, int(s.counts[fields.TURNS]) / total)
-        tracker = (int(s.i[fields.SPILLS]), int(s.i[fields.PEAK]))
-        first = (max(0.0, float(s.t[fields.OCCUPANCY])), int(s.i[fields.RULE]))
-        return Outcome(*times, run.traffic, *shares, *tracker, busy, *first)
+        state, total = run.state, max(1, int(run.served.sum()))
+        gemm_s, ended_s, reduced_s = (float(end) / _NS for end in (state.gemm.end, *state.transfer[["end", "reduced"]]))
+        seconds = max(run.end / _NS, ended_s, gemm_s)
+        return Outcome(
+            seconds=seconds,
+            gemm_s=gemm_s,
+            reduce_s=reduced_s,
+            gather_s=max(0.0, ended_s - reduced_s),
+            traffic=run.traffic,
+            row_hits=int(state.counts.row_hits) / total,
+            turns=int(state.counts.turns) / total,
+            spills=int(state.tracker.spills),
+            peak_entries=int(state.tracker.peak),
+            busy=total * run.rules.burst / run.rules.channels / _NS / seconds,
+            occupancy=max(0.0, float(state.arbiter.occupancy)),
+            rule=int(state.arbiter.rule),
+        )
 
 
 @dataclass(frozen=True)
@@ -246,8 +253,8 @@ class Run:
 
     @property
     def served(self) -> Any:
-        """Requests served by kind and phase, [4, 3]."""
-        return self.state.counts[fields.SERVED :].reshape(4, 3)
+        """Requests served by kind and phase, [KINDS, PHASES]."""
+        return self.state.served
 
     @property
     def traffic(self) -> dict[str, float]:
@@ -257,10 +264,10 @@ class Run:
         if self.gemm:
             parts["GEMM reads"] = float(self.served[fields.READ].sum() * self.every_line * LINE_BYTES)
             parts["GEMM writes"] = float(self.addresses.updates()[0] * LINE_BYTES)
-        for step in self.work.program.tolist():
-            name = "AG" if step[fields.PHASE] == _AG else "RS"
-            sent, came, sums = lines[step[fields.SOURCE]], lines[step[fields.TARGET]], step[fields.SUMS]
-            parts[f"{name} reads"] += float((step[fields.READS] * sent + 2 * sums * came) * LINE_BYTES)
+        for step in self.work.program:
+            name = "AG" if step.phase == _AG else "RS"
+            sent, came, sums = lines[step.source], lines[step.target], int(step.sums)
+            parts[f"{name} reads"] += float((int(step.reads) * sent + 2 * sums * came) * LINE_BYTES)
             parts[f"{name} writes"] += float((1 + sums) * came * LINE_BYTES)
         return parts
 
@@ -273,14 +280,28 @@ def address_map(schedule: TriggeredSchedule, output_bytes: float, gpus: int) -> 
     return AddressMap.by_kernels(output_bytes, gpus, updates=updates)
 
 
-def _tracked(gpus: int) -> list[tuple[int, ...]]:
+class Step(NamedTuple):
+    """A step of communication: the fields of `state.STEP`."""
+
+    source: int
+    target: int
+    reads: int
+    after: int
+    phase: int = _RS
+    updates: int = 0
+    from_gemm: int = 0
+    sums: int = 0
+    pace: float = 0.0
+
+
+def _tracked(gpus: int) -> list[Step]:
     """Steps of T3: the first chunk comes from the neighbour's GEMM, others by DMA commands; then the all-gather."""
-    first = (0, 0, 1, 1, 1, fields.AFTER_STEP, _RS, 0)
-    sent = [(chunk, 1, chunk + 1, 1, 0, fields.AFTER_CHUNK, _RS, 0) for chunk in range(1, gpus - 1)]
+    first = Step(0, 1, reads=0, after=fields.AFTER_STEP, updates=1, from_gemm=1)
+    sent = [Step(chunk, chunk + 1, reads=1, after=fields.AFTER_CHUNK, updates=1) for chunk in range(1, gpus - 1)]
     return [first, *sent, *_gather_steps(gpus)]
 
 
-def _by_kernels(gpus: int, near_memory: bool, *, streamed: bool, sums_last: bool) -> list[tuple[int, ...]]:
+def _by_kernels(gpus: int, near_memory: bool, *, streamed: bool, sums_last: bool) -> list[Step]:
     """Steps of a ring by kernels: each adds what has come in to its own; near memory that is an update.
 
     streamed: the first chunk is there already, as it left while it was made. sums_last: the last chunk is summed once
@@ -291,35 +312,53 @@ def _by_kernels(gpus: int, near_memory: bool, *, streamed: bool, sums_last: bool
         reads = 0 if hop == 1 and streamed else 1 if near_memory or hop == 1 else 2
         after = fields.AFTER_ALL if hop == 1 else fields.AFTER_STEP
         sums = int(hop == gpus - 1 and not near_memory and not sums_last)
-        steps.append((hop - 1, reads, hop, int(near_memory), 0, after, _RS, sums))
-    final = [(gpus - 1, 2, gpus - 1, 0, 0, fields.AFTER_STEP, _RS, 0)] if sums_last and not near_memory else []
+        steps.append(Step(hop - 1, hop, reads=reads, after=after, updates=int(near_memory), sums=sums))
+    final = [Step(gpus - 1, gpus - 1, reads=2, after=fields.AFTER_STEP)] if sums_last and not near_memory else []
     return [*steps, *final, *_gather_steps(gpus)]
 
 
-def _gather_steps(gpus: int) -> list[tuple[int, ...]]:
+def _gather_steps(gpus: int) -> list[Step]:
     """Steps of a ring all-gather by a kernel."""
     # the reduce-scatter leaves this GPU with the last chunk, which it sends first
     order = [(gpus - 1 + hop) % gpus for hop in range(gpus)]
     afters = [fields.AFTER_ALL, *[fields.AFTER_STEP] * gpus]
-    return [(order[hop], 1, order[hop + 1], 0, 0, afters[hop], _AG, 0) for hop in range(gpus - 1)]
+    return [Step(order[hop], order[hop + 1], reads=1, after=afters[hop], phase=_AG) for hop in range(gpus - 1)]
 
 
 _READS, _OUTPUTS, _SHARES = Memo[Reads](32), Memo[Output](32), Memo[Shares](32)
 """Lists of requests by GEMM and controller: designs that differ in other numbers share them."""
 
 
-def _work(
-    reads: Reads, output: Output, addresses: AddressMap, program: Sequence[Sequence[int]], *, shares: Shares
-) -> Work:
+def _work(reads: Reads, output: Output, addresses: AddressMap, steps: Sequence[Step], *, shares: Shares) -> Work:
     """Requests and steps of a run, with plain stores."""
-    away = np.array([part.place == "remote" for part in addresses.ranges], np.int64)
-    steps = np.array(program, np.int64).reshape(len(program), fields.STEP_FIELDS)
+    program = table(len(steps), fields.STEP)
+    for row, step in zip(program, steps, strict=True):
+        for name, value in step._asdict().items():
+            row[name] = value
     return Work(
-        reads.first, reads.channel, reads.place, reads.where, reads.entry, shares.need_first, shares.need_panel,
-        output.stores_first, output.stores, output.channel, output.place, output.chunk, output.region, output.where,
-        output.entry, output.chunk_first, away, output.region_set, steps, np.zeros(0, np.int64), shares.step_ns,
-        np.zeros(0), 0,
-    )  # fmt: skip
+        read_first=reads.first,
+        read_channel=reads.channel,
+        read_place=reads.place,
+        read_set=reads.where,
+        read_entry=reads.entry,
+        need_first=shares.need_first,
+        need_panel=shares.need_panel,
+        store_first=output.stores_first,
+        store_line=output.stores,
+        channel=output.channel,
+        place=output.place,
+        chunk=output.chunk,
+        region=output.region,
+        store_set=output.where,
+        store_entry=output.entry,
+        chunk_first=output.chunk_first,
+        away=np.array([part.place == "remote" for part in addresses.ranges], np.int64),
+        region_set=output.region_set,
+        program=program,
+        thresholds=np.zeros(0, np.int64),
+        step_ns=shares.step_ns,
+        store_updates=0,
+    )
 
 
 def _state(work: Work, rules: Rules, output: Output, addresses: AddressMap, cache: tuple[int, int, int]) -> State:
@@ -327,40 +366,51 @@ def _state(work: Work, rules: Rules, output: Output, addresses: AddressMap, cach
 
     cache: sets, ways and sectors of a line.
     """
-    shape = (rules.channels, rules.queue)
-    times, integers = np.zeros(fields.TIMES), np.zeros(fields.INTS, np.int64)
-    times[[fields.GEMM_AT, fields.STARTS]] = NEVER
-    # not measured yet: the first stage has not ended
-    times[fields.OCCUPANCY] = -1.0
-    integers[fields.STORES_LEFT] = int((1 - work.away[output.chunk]).sum()) if rules.cus else 0
-    blocks, cu_times = len(work.read_first) - 1, np.zeros((rules.cus, fields.CU_TIMES))
-    cu_times[:, fields.CU_AT] = NEVER
-    channels = np.zeros((rules.channels, fields.CHANNEL_TIMES))
-    channels[:, fields.NEXT], channels[:, fields.REFRESH] = NEVER, rules.trefi
-    # long ago: no row is open, and no time constraint is left
-    banks = np.full((rules.channels, rules.banks, fields.BANK_FIELDS), -1e9)
+    sets, ways, sectors = cache
     incoming = np.array([part.incoming for part in addresses.ranges])
     expected = 1 - work.away + incoming  # updates of a line by its chunk
     left = np.bincount(output.region, weights=expected[output.chunk], minlength=len(output.region_set))
-    slots = _capacity(work, rules, output)
+    stores = int((1 - work.away[output.chunk]).sum()) if rules.cus else 0
+    # lines of the longest chunk
     longest = max(int(np.diff(output.chunk_first).max()), 1)
-    fifo, ways = (3, rules.channels, slots), cache[:2]
     return State(
-        i=integers, t=times, counts=np.zeros(fields.COUNTS, np.int64),
-        cu=np.zeros((rules.cus, fields.CU_INTS), np.int64), cut=cu_times,
-        block_left=np.zeros(blocks, np.int64), block_at=np.zeros(blocks), waiting=np.zeros(blocks, np.int64),
-        next_waiting=np.zeros(rules.cus * rules.needs, np.int64), cache_line=np.full(ways, -1, np.int32),
-        cache_used=np.zeros(ways, np.int64), cache_there=np.zeros(cache, np.int64),
-        fifo=np.empty(fifo, np.int64), tag=np.empty(fifo, np.int64), arrived=np.empty(fifo),
-        head=np.zeros(fifo[:2], np.int64), tail=np.zeros(fifo[:2], np.int64),
-        ci=np.zeros((rules.channels, fields.CHANNEL_INTS), np.int64), ct=channels,
-        queue_place=np.zeros(shape, np.int64), queue_kind=np.zeros(shape, np.int64),
-        queue_tag=np.zeros(shape, np.int64), queue_born=np.zeros(shape, np.int64), queue_from=np.zeros(shape),
-        bank=banks, group=np.zeros((rules.channels, rules.groups)),
-        region_left=left.astype(np.int64), chunk_left=output.chunk_regions.copy(),
-        entry=np.full((rules.sets, rules.ways), -1, np.int64), used=np.zeros((rules.sets, rules.ways), np.int64),
-        spilled=np.zeros(len(output.region_set), np.int64), sent_at=np.empty(longest),
-    )  # fmt: skip
+        **idle(rules, work, stores=stores, slots=_capacity(work, rules, output)),
+        cache_line=np.full(sets * ways, -1, np.int32),
+        cache_used=np.zeros(sets * ways, np.int64),
+        cache_there=np.zeros((sets * ways, sectors), np.int64),
+        region_left=left.astype(np.int64),
+        chunk_left=output.chunk_regions.copy(),
+        entry=np.full(rules.sets * rules.ways, -1, np.int64),
+        used=np.zeros(rules.sets * rules.ways, np.int64),
+        spilled=np.zeros(len(output.region_set), np.int64),
+        sent_at=np.empty(longest),
+    )
+
+
+def idle(rules: Rules, work: Work, *, stores: int, slots: int) -> dict[str, Any]:
+    """Parts of `State` that depend on sizes alone. stores: of the GEMM's own memory. slots: of a stream's ring."""
+    channels = rules.channels
+    return {
+        "clock": record(fields.CLOCK),
+        "gemm": record(fields.GEMM, stores_left=stores, next=NEVER),
+        "transfer": record(fields.TRANSFER, starts=NEVER),
+        "tracker": record(fields.TRACKER),
+        # not measured yet: the first stage has not ended
+        "arbiter": record(fields.ARBITER, occupancy=-1.0),
+        "counts": record(fields.COUNTS),
+        "served": np.zeros((fields.KINDS, fields.PHASES), np.int64),
+        "cus": table(rules.cus, fields.CU, next=NEVER),
+        "blocks": table(len(work.read_first) - 1, fields.BLOCK),
+        "next_waiting": np.zeros(rules.cus * rules.needs, np.int64),
+        "waiting": np.empty((3, channels, slots), fields.WAITING).view(np.recarray),
+        "streams": table((3, channels), fields.STREAM),
+        "channels": table(channels, fields.CHANNEL, next=NEVER, refresh=rules.trefi),
+        # no row is open, and no time constraint is left
+        "banks": table((channels, rules.banks), fields.BANK, row=-1, last_use=LONG_AGO, opened=LONG_AGO),
+        "groups": np.zeros((channels, rules.groups)),
+        "gates": np.zeros(channels),
+        "queue": table((channels, rules.queue), fields.REQUEST),
+    }
 
 
 def _capacity(work: Work, rules: Rules, output: Output) -> int:
@@ -371,9 +421,9 @@ def _capacity(work: Work, rules: Rules, output: Output) -> int:
     lines = np.zeros((len(work.chunk_first) - 1, rules.channels), np.int64)
     np.add.at(lines, (output.chunk, output.channel), 1)
     moved = np.zeros(rules.channels, np.int64)
-    for step in work.program.tolist():
-        moved += step[fields.READS] * lines[step[fields.SOURCE]]
-        moved += (1 + 3 * step[fields.SUMS]) * lines[step[fields.TARGET]]
+    for step in work.program:
+        moved += step.reads * lines[step.source]
+        moved += (1 + 3 * step.sums) * lines[step.target]
     spilled = 4 * len(output.line) // rules.spill_every + 1 if rules.tracked else 0  # two for each of two updates
     reads = rules.cus * rules.needs * int(np.diff(work.read_first).max())
     return 1 << int(max(moved.max() + spilled, lines.sum(axis=0).max(), reads)).bit_length()

@@ -27,8 +27,9 @@ from dse_near_memory.agreement import LARGE, SCHEDULES, gaps
 from dse_near_memory.backend import RequestBackend, RequestDesign
 from dse_near_memory.controller import Controller
 from dse_near_memory.requests import channels_of, place_in_cache, place_in_channel
-from dse_near_memory.simulation import Outcome, SubLayer
+from dse_near_memory.simulation import Outcome, SubLayer, idle
 from dse_near_memory.state import Rules, State, Work
+from simulators.device.records import table
 from simulators.workloads.model_zoo import option_tree
 
 Shape = tuple[int, int, int]
@@ -115,7 +116,7 @@ def test_channels_serve_each_byte_of_the_map_the_tracker_and_the_program_once(
     assert served.sum() == sum(traffic.values())
     if schedule in TRACKED:
         assert not run.state.region_left.any() and not run.state.chunk_left[1:].any()
-        assert (run.state.entry == -1).all() and run.state.i[fields.LIVE] == 0
+        assert (run.state.entry == -1).all() and run.state.tracker.live == 0
 
 
 def least_recently_used(work: Work, rules: Rules) -> int:
@@ -219,30 +220,15 @@ def serve(places: list[int], *, writes: bool = False, updates: bool = False, **o
         read_entry=lines, need_first=np.array([0, 1]), need_panel=np.zeros(1, np.int64),
         store_first=np.array([0, stores]), store_line=np.arange(stores), channel=zeros,
         place=np.array(places, np.int64), chunk=zeros, away=np.zeros(1, np.int64), region=zeros,
-        program=np.zeros((0, fields.STEP_FIELDS), np.int64), step_ns=np.full(1, 1e-9), store_updates=int(updates),
+        program=table(0, fields.STEP), step_ns=np.full(1, 1e-9), store_updates=int(updates),
     )  # fmt: skip
-    state = fresh(template.state, rules, work, count)
+    caches: dict[str, Any] = {
+        "cache_line": np.full_like(template.state.cache_line, -1),
+        "cache_there": np.zeros_like(template.state.cache_there),
+    }
+    slots, left = 1 << count.bit_length(), len(work.store_line)
+    state = template.state._replace(**idle(rules, work, stores=left, slots=slots), **caches)
     return engine.run(work, state, rules), state
-
-
-def fresh(state: State, rules: Rules, work: Work, count: int) -> State:
-    times, integers = np.zeros(fields.TIMES), np.zeros(fields.INTS, np.int64)
-    times[[fields.GEMM_AT, fields.STARTS]] = fields.NEVER
-    integers[fields.STORES_LEFT] = len(work.store_line)
-    channels = np.zeros((1, fields.CHANNEL_TIMES))
-    channels[:, fields.NEXT], channels[:, fields.REFRESH] = fields.NEVER, rules.trefi
-    times[fields.OCCUPANCY] = -1.0
-    fifo = (3, 1, 1 << count.bit_length())
-    cu_times = np.full((1, fields.CU_TIMES), fields.NEVER)
-    return state._replace(
-        cu=np.zeros((1, fields.CU_INTS), np.int64), cut=cu_times, block_left=np.zeros(1, np.int64),
-        block_at=np.zeros(1), waiting=np.zeros(1, np.int64), next_waiting=np.zeros(1, np.int64),
-        cache_line=np.full_like(state.cache_line, -1), cache_there=np.zeros_like(state.cache_there),
-        i=integers, t=times, counts=np.zeros(fields.COUNTS, np.int64), fifo=np.zeros(fifo, np.int64),
-        tag=np.zeros(fifo, np.int64), arrived=np.zeros(fifo), head=np.zeros(fifo[:2], np.int64),
-        tail=np.zeros(fifo[:2], np.int64), ci=np.zeros((1, fields.CHANNEL_INTS), np.int64), ct=channels,
-        bank=np.full((1, rules.banks, fields.BANK_FIELDS), -1e9), group=np.zeros((1, rules.groups)),
-    )  # fmt: skip
 
 
 @given(count=st.integers(1, 60))
@@ -250,7 +236,7 @@ def fresh(state: State, rules: Rules, work: Work, count: int) -> State:
 def test_reads_of_one_row_are_a_column_of_its_bank_group_apart(count: int) -> None:
     end, state = serve([16 * 7 + 4] * count)
     assert end == pytest.approx(14 + (count - 1) * 4 + BURST)  # tRCD, two columns of tCCDL each, the last burst
-    assert state.counts[fields.ACTIVATIONS] == 1 and state.counts[fields.ROW_HITS] == count - 1
+    assert state.counts.activations == 1 and state.counts.row_hits == count - 1
 
 
 @given(count=st.integers(2, 60), writes=st.booleans())
@@ -259,7 +245,7 @@ def test_rows_of_one_bank_are_opened_one_after_the_other(count: int, writes: boo
     end, state = serve([16 * row for row in range(count)], writes=writes)
     apart = max(33, 14 + BURST + (14 if writes else 0)) + 14  # tRAS, or tRCD, burst and tWR; tRP
     assert end == pytest.approx(14 + (count - 1) * apart + BURST, abs=1e-6)  # tRCD, or the turn of the bus, first
-    assert state.counts[fields.ACTIVATIONS] == count
+    assert state.counts.activations == count
 
 
 @given(rounds=st.integers(2, 15), columns=st.sampled_from((1.0, 2.0, 4.0)))
@@ -276,8 +262,8 @@ def test_updates_fill_the_bus_if_bank_groups_share_their_longer_columns(rounds: 
 def test_a_refresh_closes_rows_and_takes_its_time() -> None:
     quiet, _ = serve([4] * 40)
     busy, state = serve([4] * 40, trefi=100.0, trfc=260.0)
-    refreshes = int(state.counts[fields.REFRESHES])
-    assert refreshes >= 3 and state.counts[fields.ACTIVATIONS] == refreshes + 1
+    refreshes = int(state.counts.refreshes)
+    assert refreshes >= 3 and state.counts.activations == refreshes + 1
     assert busy >= quiet + refreshes * 260
 
 
