@@ -17,7 +17,6 @@ from dse.plugins import KINDS
 KERNELS = {  # compiled by numba, which keeps machine code by file and calls nothing in another one
     "dse_ptx.interpreter._arithmetic",
     "dse_ptx.interpreter._run_warp",
-    "dse_ptx.sm_kernel._issue",
     "simulators.costs.pim_bursts._run",
     "simulators.engines.fluid.few_classes._solve",
     "simulators.engines.fluid.few_classes._solve_together",

@@ -13,7 +13,7 @@ import numpy as np
 from dse_ptx.execution import LaunchOptions
 from dse_ptx.products import STEP, STEPS, Tiling, apart, bound_registers, extrapolate, kernels
 from dse_ptx.sm_arrays import Grid
-from dse_ptx.sm_kernel import SECTOR_BYTES
+from dse_ptx.sm_state import SECTOR_BYTES
 from dse_ptx.sms import SmArray
 from dse_ptx.warp_trace import WarpTrace
 

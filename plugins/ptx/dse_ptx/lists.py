@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dse_memory.engine import LISTED_COMPUTE, LISTED_LOAD, LISTED_STORE, LISTED_WAIT
 from dse_ptx.coalescing import GLOBAL, coalesce
-from dse_ptx.sm_kernel import SECTOR_BYTES
+from dse_ptx.sm_state import SECTOR_BYTES
 from dse_ptx.warp_trace import Code, Unit, WarpTrace
 from simulators.compiled import compile_lazily
 

@@ -12,484 +12,449 @@ cannot be issued, and a scheduler sleeps until the first of its warps can go on.
     memory      a line of 128 bytes a cycle looks into L1; sectors of 32 bytes that miss take a place in flight and a
                 turn at the SM's port, then L2 and DRAM of `dse_memory.engine`. A full SM replays the rest later
 
-SMs run for `WINDOW` cycles one after another, so that requests of different SMs may be out of order by so much.
+For an instruction issued in cycle c, with registers R read and W written:
+
+    ready    max(c of its turn, value(r) for r in R and W)          its warp's, and of its pipeline `free`
+    value    c + latency                                            arithmetic
+             c + latency + max(interval, passes) - 1                shared memory
+             max over sectors of their arrival, + (lanes of one address - 1) atomic       global memory
+    free     c + max(interval, passes, cycles in which sectors leave the SM)
+
+SMs run for `WINDOW` cycles one after another, so that requests of different SMs may be out of order by so much. State
+is records by name (`dse_ptx.sm_state`); L1 and rings, ports and bins of time are of `simulators.device`.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-from numpy.typing import NDArray
 
 from dse_memory import engine
-from dse_memory.engine import Machine
+from dse_ptx import sm_state
+from dse_ptx.sm_state import (
+    ALU,
+    ATOMIC,
+    BARRIER,
+    BINS,
+    BRANCHING,
+    END,
+    FOLDED,
+    IDLE,
+    ISSUED,
+    LINE_SECTORS,
+    LOAD,
+    LRR,
+    MEMORY,
+    NEVER,
+    PIPELINE,
+    SHARED,
+    SHARED_ACCESS,
+    STATES,
+    STORE,
+    SYNC,
+    TICKS,
+    UNITS,
+    UNSELECTED,
+    WINDOW,
+    Gpu,
+    Ints,
+    Sizes,
+    State,
+)
 from simulators.compiled import flat_over, inline_always, inline_never
-
-Shorts = NDArray[np.int32]
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
-BINS, WINDOW, SECTOR_BYTES, LINE_SECTORS = 512, 16, 32, 4
-NEVER = 2**61  # after every cycle, even times four
-LRR, GTO = range(2)
-ISSUED, MEMORY, SHARED, ALU, PIPELINE, BARRIER, UNSELECTED, IDLE = range(8)
-"""States of a warp, and what a scheduler's slots go to (of which none is UNSELECTED)."""
-STATES, UNITS, TICKS = 8, 16, 16
-# kinds of what is done when an instruction is issued, by pc
-PLAIN, LOAD, STORE, ATOMIC, SHARED_ACCESS, BRANCHING, SYNC, END, FOLDED = range(9)
-(INSTRUCTIONS, L1_LOOKUPS, L1_HITS, REPLAYS, PASSES, SECTORS, BLOCKS, CYCLES) = range(8)
-COUNTS = 8
-
-
-# fields of a pc: what is done, pipe (of the SM from `own_pipes` on), cycles, unit, whether L1 keeps what it loads, then
-# registers read and written
-KIND, PIPE, INTERVAL, LATENCY, UNIT, KEPT, READS = range(7)
-
-
-class Shape(NamedTuple):
-    """Sizes of the SMs, times of their parts in cycles, and where its parts begin in two flat arrays.
-
-    `k`: fields of each pc, `starts` of warps' streams, `begins` of an access's sectors, `passes` of an access (cycles
-    in shared memory; of atomics its most lanes of one address), `shift` [accesses, 3] of its sectors for a step of a
-    block's `place` [3], `first` stream of a block. `v`: state of warps (`at` to `registers`), schedulers (`next` to
-    `free`), blocks (`live` to `ends`), L1, and bins of time.
-    """
-
-    sms: int
-    schedulers: int
-    warp_slots: int  # of a scheduler
-    places: int  # of blocks on an SM
-    block_warps: int
-    blocks: int
-    width: int
-    policy: int
-    pipes: int
-    own_pipes: int
-    fields: int
-    num_reads: int
-    num_writes: int
-    num_registers: int
-    barrier: int
-    l1_sets: int
-    l1_ways: int
-    l1_latency: int
-    l1_sectors: int  # a cycle
-    in_flight: int
-    line_sectors: int  # of L2 and DRAM
-    port_ticks: int  # of a cycle, for a sector
-    cycle_ns: float
-    code: int  # [pcs, fields]
-    starts: int
-    begins: int
-    passes: int
-    shift: int
-    first: int
-    place: int
-    at: int
-    end: int
-    ready: int
-    depends: int
-    why: int
-    queue: int
-    since: int
-    age: int
-    resident: int
-    partial: int
-    arrives: int
-    registers: int
-    next: int
-    last: int
-    idle: int
-    idle_why: int
-    free: int
-    live: int
-    waiting: int
-    block: int
-    ends: int
-    tags: int
-    used: int
-    filled: int
-    ring: int
-    head: int
-    port: int
-    clock: int  # shift of a bin, next block, its age, stamp of L1
-    counts: int
-    issued: int  # [BINS, SMs]
-    states: int  # [BINS, STATES]
-    slots: int  # [BINS, STATES]
-    units: int  # [BINS, UNITS]
-    slices: int  # [BINS, channels, 2]
-
-
-SHIFT, NEXT_BLOCK, AGE, STAMP = range(4)
+from simulators.device import PARTS, histograms, lru, rings, servers
 
 
 @inline_never
-def _halve(v: Ints, s: Shape, o: Machine) -> None:
+def _widen_bins(state: State, sizes: Sizes) -> None:
     """Make bins of time twice as wide."""
-    v[s.clock + SHIFT] += 1
-    widths = ((s.issued, s.sms), (s.states, STATES), (s.slots, STATES), (s.units, UNITS), (s.slices, 2 * o.channels))
-    for table, width in widths:
-        for place in range(BINS):
-            for lane in range(width):
-                two = table + 2 * place * width + lane
-                v[table + place * width + lane] = v[two] + v[two + width] if place < BINS // 2 else 0
+    state.clock.shift += 1
+    histograms.join_bins(state.issued, 0, sizes.sms, BINS)
+    histograms.join_bins(state.states, 0, STATES, BINS)
+    histograms.join_bins(state.slots, 0, STATES, BINS)
+    histograms.join_bins(state.units, 0, UNITS, BINS)
+    histograms.join_bins(state.slices, 0, 2 * sizes.channels, BINS)
 
 
 @inline_always
-def _spread(table: int, what: int, begin: int, end: int, v: Ints, s: Shape) -> None:
-    """Add the cycles from begin to end to a row's bins."""
-    shift = v[s.clock + SHIFT]
+def _spread(cycles: Ints, what: int, begin: int, end: int, shift: int) -> None:
+    """Add the cycles from begin to end to what they went to, bin by bin."""
     while begin < end:
         stop = min(end, ((begin >> shift) + 1) << shift)
-        v[table + (begin >> shift) * STATES + what] += stop - begin
+        cycles[(begin >> shift) * STATES + what] += stop - begin
         begin = stop
 
 
 @inline_never
-def _ask(
-    sector: int, pc: int, store: int, now: int, v: Ints, s: Shape, w: Shorts, m: Ints, t: Floats, o: Machine
-) -> int:
-    """The cycle in which L2, or DRAM behind it, has answered a request that leaves the SM now."""
+def _ask(sector: int, pc: int, store: int, now: int, gpu: Gpu) -> int:
+    """Return the cycle in which L2, or DRAM behind it, has answered a request that leaves the SM now."""
+    sizes, state, counts, machine = gpu.sizes, gpu.state, gpu.below.counts, gpu.below.machine
     # the engine counts hits in all: the difference tells of this request
-    before = m[o.total + engine.L2_HITS] + m[o.total + engine.L2_MERGED]
-    line = sector // s.line_sectors
-    came = engine.serve_line(line, pc, store, now * s.cycle_ns + o.hop, w, m, t, o) + (0.0 if store else o.hop)
-    channel, _ = engine.place_line(line, m, o)
-    place = (min(now >> v[s.clock + SHIFT], BINS - 1) * o.channels + channel) * 2
-    v[s.slices + place] += 1
-    v[s.slices + place + 1] += m[o.total + engine.L2_HITS] + m[o.total + engine.L2_MERGED] - before
-    return int(np.ceil(came / s.cycle_ns))
+    before = counts[machine.total + engine.L2_HITS] + counts[machine.total + engine.L2_MERGED]
+    line, at = sector // sizes.line_sectors, now * sizes.cycle_ns + machine.hop
+    came = engine.serve_line(line, pc, store, at, gpu.below.ways, counts, gpu.below.times, machine)
+    # nobody waits for a store to come back
+    came += 0.0 if store else machine.hop
+    channel, _ = engine.place_line(line, counts, machine)
+    place = (min(now >> state.clock.shift, BINS - 1) * sizes.channels + channel) * 2
+    state.slices[place] += 1
+    hits = counts[machine.total + engine.L2_HITS] + counts[machine.total + engine.L2_MERGED] - before
+    state.slices[place + 1] += hits
+    return int(np.ceil(came / sizes.cycle_ns))
 
 
 @inline_always
-def _search_l1(sm: int, line: int, v: Ints, s: Shape) -> int:
-    """Place of a line in an SM's L1; with a victim's place taken where it is not there."""
-    first = (sm * s.l1_sets + line % s.l1_sets) * s.l1_ways
-    best = first
-    v[s.clock + STAMP] += 1
-    for way in range(first, first + s.l1_ways):
-        if v[s.tags + way] == line:
-            v[s.used + way] = v[s.clock + STAMP]
-            return way
-        if v[s.used + way] < v[s.used + best]:
-            best = way
-    v[s.tags + best], v[s.used + best] = line, v[s.clock + STAMP]
-    for sector in range(LINE_SECTORS):
-        v[s.filled + best * LINE_SECTORS + sector] = NEVER
-    return best
+def _take_l1_line(sm: int, line: int, state: State, sizes: Sizes) -> int:
+    """Place of a line in an SM's L1, the newest of its set from now on; empty where it was not there."""
+    first = (sm * sizes.l1_sets + line % sizes.l1_sets) * sizes.l1_ways
+    way = lru.find_way(state.tags, first, sizes.l1_ways, line)
+    if way < 0:
+        way = lru.oldest_way(state.used, first, sizes.l1_ways)
+        state.tags[first + way] = line
+        for sector in range(LINE_SECTORS):
+            state.filled[(first + way) * LINE_SECTORS + sector] = NEVER
+    state.clock.stamp += 1
+    state.used[first + way] = state.clock.stamp
+    return first + way
+
+
+@inline_always
+def _shift_of(access: int, place: int, gpu: Gpu) -> int:
+    """Sectors by which an access of the block at a place lies behind that of the first block."""
+    shift, block = 0, gpu.state.places[place].block
+    for axis in range(3):
+        shift += gpu.launch.shift[access, axis] * gpu.launch.coordinates[block, axis]
+    return shift
+
+
+@inline_always
+def _send(sm: int, sector: int, pc: int, cycle: int, gpu: Gpu) -> int:
+    """Make the requests of a sector, with a place in flight; return the cycle in which the last came."""
+    sizes, state, kind = gpu.sizes, gpu.state, gpu.launch.code[pc].kind
+    servers.serve(state.ports, sm, cycle * TICKS, sizes.port_ticks)
+    leaves = state.ports[sm] // TICKS + (sizes.l1_latency if kind == LOAD else 0)
+    came = 0
+    for store in range(kind == STORE, 1 + (kind != LOAD)):  # what an atomic read is written back
+        came = max(came, _ask(sector, pc, store, leaves, gpu))
+    state.counts.sectors += 1
+    state.flights[sm * sizes.in_flight + state.heads[sm]] = came
+    state.heads[sm] = rings.next_place(state.heads[sm], sizes.in_flight)
+    return came
 
 
 @inline_never
-def _touch(
-    sm: int, warp: int, access: int, pc: int, now: int, sectors: Ints, k: Ints, v: Ints, s: Shape,
-    w: Shorts, m: Ints, t: Floats, o: Machine,
-) -> int:  # fmt: skip
-    """Make the requests of an access from where it stopped; the cycle from which the SM takes the next.
+def _touch(sm: int, warp: int, now: int, gpu: Gpu) -> int:
+    """Make the requests of an access from where it stopped; return the cycle from which the SM takes the next.
 
     `partial` is where it goes on, -1 once all are made, `arrives` the cycle of the last that came.
     """
-    kind, shift, place = k[s.code + pc * s.fields + KIND], 0, 3 * v[s.block + v[s.resident + warp]]
-    for axis in range(3):
-        shift += k[s.shift + 3 * access + axis] * k[s.place + place + axis]
-    begin, end = k[s.begins + access], k[s.begins + access + 1]
-    if v[s.partial + warp] < 0:
-        v[s.partial + warp], v[s.arrives + warp] = begin, now + s.l1_latency
-    cur, line, way, index = now, -1, 0, v[s.partial + warp]
-    keeps = kind == LOAD and k[s.code + pc * s.fields + KEPT] == 1
+    sizes, launch, state = gpu.sizes, gpu.launch, gpu.state
+    warps, counts = state.warps, state.counts
+    pc, access = launch.pcs[warps[warp].at], launch.accesses[warps[warp].at]
+    kind, shift = launch.code[pc].kind, _shift_of(access, warps[warp].place, gpu)
+    begin, end = launch.begins[access], launch.begins[access + 1]
+    if warps[warp].partial < 0:
+        warps[warp].partial, warps[warp].arrives = begin, now + sizes.l1_latency
+    cycle, line, place, index = now, -1, 0, warps[warp].partial
+    keeps = kind == LOAD and launch.code[pc].kept == 1
     while index < end:
-        sector = sectors[index] + shift
+        sector = launch.sectors[index] + shift
         if sector // LINE_SECTORS != line:
-            cur += line >= 0  # a line a cycle
+            cycle += line >= 0  # a line a cycle
             line = sector // LINE_SECTORS
-            way = _search_l1(sm, line, v, s) if keeps else 0
-        filled = way * LINE_SECTORS + sector % LINE_SECTORS
-        v[s.counts + L1_LOOKUPS] += keeps
-        if keeps and v[s.filled + filled] < NEVER:
-            v[s.counts + L1_HITS] += 1
-            v[s.arrives + warp] = max(v[s.arrives + warp], v[s.filled + filled], cur + s.l1_latency)
+            place = _take_l1_line(sm, line, state, sizes) if keeps else 0
+        entry = place * LINE_SECTORS + sector % LINE_SECTORS
+        counts.l1_lookups += keeps
+        if keeps and state.filled[entry] < NEVER:
+            counts.l1_hits += 1
+            # it may be under way still
+            warps[warp].arrives = max(warps[warp].arrives, state.filled[entry], cycle + sizes.l1_latency)
             index += 1
             continue
-        slot = sm * s.in_flight + v[s.head + sm]
-        cur = max(cur, v[s.ring + slot])
+        cycle = max(cycle, state.flights[sm * sizes.in_flight + state.heads[sm]])
         # no place in flight is free within the window
-        if cur > now + WINDOW:
-            v[s.counts + L1_LOOKUPS] -= keeps
+        if cycle > now + WINDOW:
+            counts.l1_lookups -= keeps
             break  # others may go first, the rest is replayed
-        v[s.port + sm] = max(v[s.port + sm], cur * TICKS) + s.port_ticks
-        leaves = v[s.port + sm] // TICKS + (s.l1_latency if kind == LOAD else 0)
-        came = 0
-        for store in range(kind == STORE, 1 + (kind != LOAD)):  # what an atomic read is written back
-            came = max(came, _ask(sector, pc, store, leaves, v, s, w, m, t, o))
-        v[s.counts + SECTORS] += 1
-        v[s.ring + slot] = came
-        v[s.head + sm] = v[s.head + sm] + 1 if v[s.head + sm] + 1 < s.in_flight else 0
-        v[s.arrives + warp] = max(v[s.arrives + warp], came)
+        came = _send(sm, sector, pc, cycle, gpu)
+        warps[warp].arrives = max(warps[warp].arrives, came)
         if keeps:
-            v[s.filled + filled] = came
+            state.filled[entry] = came
         index += 1
     if index < end:
-        v[s.counts + REPLAYS] += 1
-        v[s.partial + warp] = index
-        return cur
+        counts.replays += 1
+        warps[warp].partial = index
+        return cycle
     if kind == ATOMIC:  # lanes of one address come one after another
-        v[s.arrives + warp] += (k[s.passes + access] - 1) * 2
-    v[s.partial + warp] = -1
-    return int(max(cur + 1, now + (end - begin + s.l1_sectors - 1) // s.l1_sectors))
+        warps[warp].arrives += (launch.passes[access] - 1) * sizes.atomic
+    warps[warp].partial = -1
+    return int(max(cycle + 1, now + (end - begin + sizes.l1_sectors - 1) // sizes.l1_sectors))
 
 
 @inline_always
-def _prepare(warp: int, sm: int, now: int, pcs: Shorts, k: Ints, v: Ints, s: Shape) -> None:
+def _latest(registers: Ints, warp: int, latest: int, state: State) -> int:
+    """The latest value among registers of a warp, padded with -1, and another one; with what it waits for."""
+    for index in range(registers.shape[0]):
+        if registers[index] < 0:
+            break
+        latest = max(latest, state.registers[warp, registers[index]])
+    return latest
+
+
+@inline_always
+def _write(registers: Ints, warp: int, value: int, state: State) -> None:
+    """Note when registers of a warp, padded with -1, have their values, and what they wait for."""
+    for index in range(registers.shape[0]):
+        if registers[index] < 0:
+            break
+        state.registers[warp, registers[index]] = value
+
+
+@inline_always
+def _prepare(warp: int, sm: int, now: int, gpu: Gpu) -> None:
     """Find when a warp's next instruction may be issued, and why not before; folded ones cost nothing."""
-    row = warp * s.num_registers
+    sizes, launch, state = gpu.sizes, gpu.launch, gpu.state
+    warps = state.warps
     while True:
-        if v[s.at + warp] >= v[s.end + warp]:
-            v[s.ready + warp] = -1
+        if warps[warp].at >= warps[warp].end:
+            warps[warp].ready = -1
             return
-        pc = pcs[v[s.at + warp]]
-        field, latest = s.code + pc * s.fields, 0
-        written = field + READS + s.num_reads
-        for index in range(field + READS, written):
-            if k[index] < 0:
-                break
-            latest = max(latest, v[s.registers + row + k[index]])
+        pc = launch.pcs[warps[warp].at]
+        latest = _latest(launch.reads[pc], warp, 0, state)
         # the assembler folds it into its user: its value is there when its inputs are
-        if k[field + KIND] == FOLDED:
-            for index in range(written, written + s.num_writes):
-                if k[index] < 0:
-                    break
-                v[s.registers + row + k[index]] = latest
-            v[s.at + warp] += 1
+        if launch.code[pc].kind == FOLDED:
+            _write(launch.writes[pc], warp, latest, state)
+            warps[warp].at += 1
             continue
-        for index in range(written, written + s.num_writes):
-            if k[index] < 0:
-                break
-            latest = max(latest, v[s.registers + row + k[index]])
+        latest = _latest(launch.writes[pc], warp, latest, state)
         # the two low bits of a register's cycle say what made it wait
-        v[s.depends + warp], v[s.why + warp] = latest >> 2, MEMORY + (latest & 3)
-        v[s.ready + warp] = max(latest >> 2, now)
-        pipe, scheduler = k[field + PIPE], warp // s.warp_slots
-        v[s.queue + warp] = (scheduler if pipe < s.own_pipes else sm * s.schedulers) * s.pipes + pipe
+        warps[warp].depends, warps[warp].why = latest >> 2, MEMORY + (latest & 3)
+        warps[warp].ready = max(latest >> 2, now)
+        pipe = launch.code[pc].pipe
+        scheduler = warp // sizes.warp_slots if pipe < sizes.scheduler_pipes else sm * sizes.schedulers
+        warps[warp].queue = scheduler * sizes.pipes + pipe
         return
-
-
-@inline_never
-def _release(sm: int, place: int, now: int, v: Ints, s: Shape) -> None:
-    """Let the warps that wait at a block's barrier go on: all that live have come."""
-    v[s.waiting + place] = 0
-    first = (place - sm * s.places) * s.block_warps
-    for index in range(first, first + s.block_warps):
-        scheduler = sm * s.schedulers + index % s.schedulers
-        warp = scheduler * s.warp_slots + index // s.schedulers
-        if v[s.ready + warp] == NEVER:
-            v[s.ready + warp] = max(v[s.depends + warp], now + s.barrier)
-            v[s.next + scheduler] = min(v[s.next + scheduler], v[s.ready + warp])
-
-
-@inline_never
-def _dispatch(sm: int, place: int, now: int, pcs: Shorts, k: Ints, v: Ints, s: Shape) -> None:
-    """Give the next block to a place of an SM, if one is left."""
-    block = v[s.clock + NEXT_BLOCK]
-    if block >= s.blocks:
-        v[s.block + place] = -1
-        return
-    v[s.clock + NEXT_BLOCK] += 1
-    v[s.block + place], v[s.live + place], v[s.waiting + place] = block, s.block_warps, 0
-    first = (place - sm * s.places) * s.block_warps
-    for number in range(s.block_warps):
-        scheduler = sm * s.schedulers + (first + number) % s.schedulers
-        warp = scheduler * s.warp_slots + (first + number) // s.schedulers
-        stream = k[s.first + block] + number
-        v[s.at + warp], v[s.end + warp] = k[s.starts + stream], k[s.starts + stream + 1]
-        v[s.since + warp], v[s.resident + warp], v[s.partial + warp], v[s.age + warp] = now, place, -1, v[s.clock + AGE]
-        v[s.clock + AGE] += 1
-        # values of the block before are gone: no instruction waits for them
-        for register in range(warp * s.num_registers, (warp + 1) * s.num_registers):
-            v[s.registers + register] = 0
-        _prepare(warp, sm, now, pcs, k, v, s)
-        if v[s.ready + warp] < 0:  # a warp without instructions
-            v[s.live + place] -= 1
-        else:
-            v[s.next + scheduler] = min(v[s.next + scheduler], v[s.ready + warp])
-    if v[s.live + place] == 0:
-        v[s.ends + block] = now
-        v[s.block + place] = -1
-
-
-@inline_never
-def _finish_warp(warp: int, sm: int, now: int, pcs: Shorts, k: Ints, v: Ints, s: Shape) -> None:
-    place = v[s.resident + warp]
-    v[s.live + place] -= 1
-    if v[s.live + place]:
-        # a warp that has ended counts as one that has come to the barrier
-        if v[s.waiting + place] == v[s.live + place]:
-            _release(sm, place, now, v, s)
-        return
-    v[s.ends + v[s.block + place]] = now
-    v[s.counts + BLOCKS] += 1
-    _dispatch(sm, place, now, pcs, k, v, s)
 
 
 @inline_always
-def _issue(
-    warp: int,
-    sm: int,
-    now: int,
-    pcs: Shorts,
-    accesses: Ints,
-    sectors: Ints,
-    k: Ints,
-    v: Ints,
-    s: Shape,
-    w: Shorts,
-    m: Ints,
-    t: Floats,
-    o: Machine,
-) -> bool:
-    """Issue a warp's next instruction, or what is left of it; whether it has been taken whole."""
-    pc, access, pipe = pcs[v[s.at + warp]], accesses[v[s.at + warp]], v[s.queue + warp]
-    field = s.code + pc * s.fields
-    kind, busy, done, source = k[field + KIND], k[field + INTERVAL], now + k[field + LATENCY], ALU - MEMORY
-    place, begin = now >> v[s.clock + SHIFT], v[s.since + warp]
-    freed = min(max(v[s.free + pipe], v[s.ready + warp]), now)
-    for part in range(3):  # why it has waited since it was last issued: what it depends on, its pipeline, others
-        stop = v[s.ready + warp] if part == 0 else freed if part == 1 else now
-        _spread(s.states, v[s.why + warp] if part == 0 else PIPELINE if part == 1 else UNSELECTED, begin, stop, v, s)
-        begin = max(begin, stop)
-    v[s.states + place * STATES + ISSUED] += 1
-    if v[s.partial + warp] < 0:
-        v[s.counts + INSTRUCTIONS] += 1
-        v[s.issued + place * s.sms + sm] += 1
-        v[s.units + place * UNITS + k[field + UNIT]] += 1
-    v[s.since + warp] = now + 1
+def _scheduler_of(sm: int, number: int, sizes: Sizes) -> int:
+    """Scheduler of the warp with a number on its SM: warps go to the schedulers in turn."""
+    return sm * sizes.schedulers + number % sizes.schedulers
+
+
+@inline_never
+def _release(sm: int, place: int, now: int, gpu: Gpu) -> None:
+    """Let the warps that wait at a block's barrier go on: all that live have come."""
+    sizes, warps, schedulers = gpu.sizes, gpu.state.warps, gpu.state.schedulers
+    gpu.state.places[place].waiting = 0
+    first = (place - sm * sizes.places) * sizes.block_warps
+    for number in range(first, first + sizes.block_warps):
+        scheduler = _scheduler_of(sm, number, sizes)
+        warp = scheduler * sizes.warp_slots + number // sizes.schedulers
+        if warps[warp].ready == NEVER:
+            warps[warp].ready = max(warps[warp].depends, now + sizes.barrier)
+            schedulers[scheduler].next = min(schedulers[scheduler].next, warps[warp].ready)
+
+
+@inline_never
+def _dispatch(sm: int, place: int, now: int, gpu: Gpu) -> None:
+    """Give the next block to a place of an SM, if one is left."""
+    sizes, launch, state = gpu.sizes, gpu.launch, gpu.state
+    warps, schedulers, places = state.warps, state.schedulers, state.places
+    block = state.clock.next_block
+    if block >= sizes.blocks:
+        places[place].block = -1
+        return
+    state.clock.next_block += 1
+    places[place].block, places[place].live, places[place].waiting = block, sizes.block_warps, 0
+    first = (place - sm * sizes.places) * sizes.block_warps
+    for number in range(sizes.block_warps):
+        scheduler = _scheduler_of(sm, first + number, sizes)
+        warp = scheduler * sizes.warp_slots + (first + number) // sizes.schedulers
+        stream = launch.first[block] + number
+        warps[warp].at, warps[warp].end = launch.starts[stream], launch.starts[stream + 1]
+        warps[warp].since, warps[warp].place, warps[warp].partial = now, place, -1
+        warps[warp].age = state.clock.age
+        state.clock.age += 1
+        # values of the block before are gone: no instruction waits for them
+        for register in range(state.registers.shape[1]):
+            state.registers[warp, register] = 0
+        _prepare(warp, sm, now, gpu)
+        if warps[warp].ready < 0:  # a warp without instructions
+            places[place].live -= 1
+        else:
+            schedulers[scheduler].next = min(schedulers[scheduler].next, warps[warp].ready)
+    if places[place].live == 0:
+        state.ends[block] = now
+        places[place].block = -1
+
+
+@inline_never
+def _finish_warp(warp: int, sm: int, now: int, gpu: Gpu) -> None:
+    """End a warp: the last one of a block makes room for the next block."""
+    places, place = gpu.state.places, gpu.state.warps[warp].place
+    places[place].live -= 1
+    if places[place].live:
+        # a warp that has ended counts as one that has come to the barrier
+        if places[place].waiting == places[place].live:
+            _release(sm, place, now, gpu)
+        return
+    gpu.state.ends[places[place].block] = now
+    gpu.state.counts.blocks += 1
+    _dispatch(sm, place, now, gpu)
+
+
+@inline_always
+def _count_issue(warp: int, sm: int, now: int, gpu: Gpu) -> None:
+    """Count an instruction that is issued, and what its warp has waited for since the one before it."""
+    state, warps, shift = gpu.state, gpu.state.warps, gpu.state.clock.shift
+    unit, bin_of = gpu.launch.code[gpu.launch.pcs[warps[warp].at]].unit, now >> shift
+    ready, begin = warps[warp].ready, warps[warp].since
+    freed = min(max(state.free[warps[warp].queue], ready), now)
+    # what it depends on, then its pipeline, then others that went first
+    _spread(state.states, warps[warp].why, begin, ready, shift)
+    begin = max(begin, ready)
+    _spread(state.states, PIPELINE, begin, freed, shift)
+    _spread(state.states, UNSELECTED, max(begin, freed), now, shift)
+    state.states[bin_of * STATES + ISSUED] += 1
+    if warps[warp].partial < 0:  # else it is the rest of one that was counted
+        state.counts.instructions += 1
+        state.issued[bin_of * gpu.sizes.sms + sm] += 1
+        state.units[bin_of * UNITS + unit] += 1
+    warps[warp].since = now + 1
+
+
+@inline_always
+def _issue(warp: int, sm: int, now: int, gpu: Gpu) -> bool:
+    """Issue a warp's next instruction, or what is left of it; return whether it has been taken whole."""
+    launch, state, warps = gpu.launch, gpu.state, gpu.state.warps
+    pc, access, pipe = launch.pcs[warps[warp].at], launch.accesses[warps[warp].at], warps[warp].queue
+    kind, busy, latency = launch.code[pc].kind, launch.code[pc].interval, launch.code[pc].latency
+    done, source = now + latency, ALU - MEMORY
+    _count_issue(warp, sm, now, gpu)
     if kind == SHARED_ACCESS:
         source = SHARED - MEMORY
         if access >= 0:
-            busy = max(busy, k[s.passes + access])
-            v[s.counts + PASSES] += k[s.passes + access]
+            busy = max(busy, launch.passes[access])
+            state.counts.passes += launch.passes[access]
             done += busy - 1
-    elif (kind == LOAD or kind == STORE or kind == ATOMIC) and access >= 0:
-        source = MEMORY - MEMORY
-        v[s.free + pipe] = _touch(sm, warp, access, pc, now, sectors, k, v, s, w, m, t, o)
-        if v[s.partial + warp] >= 0:
-            v[s.ready + warp], v[s.why + warp] = v[s.free + pipe], PIPELINE
+    elif LOAD <= kind <= ATOMIC and access >= 0:
+        source = 0  # of MEMORY
+        state.free[pipe] = _touch(sm, warp, now, gpu)
+        if warps[warp].partial >= 0:
+            warps[warp].ready, warps[warp].why = state.free[pipe], PIPELINE
             return False
-        done, busy = v[s.arrives + warp], v[s.free + pipe] - now
-    v[s.free + pipe] = now + max(busy, 1)
-    row, written = warp * s.num_registers, field + READS + s.num_reads
-    for index in range(written, written + s.num_writes):
-        if k[index] < 0:
-            break
-        v[s.registers + row + k[index]] = done * 4 + source
-    v[s.at + warp] = v[s.at + warp] + 1 if kind != END else v[s.end + warp]
-    later = now + (k[field + LATENCY] if kind == BRANCHING else 0)
-    _prepare(warp, sm, later, pcs, k, v, s)
-    if v[s.ready + warp] < 0:
-        _finish_warp(warp, sm, v[s.free + pipe], pcs, k, v, s)  # once its pipeline has taken the last
+        done, busy = warps[warp].arrives, state.free[pipe] - now
+    state.free[pipe] = now + max(busy, 1)
+    _write(launch.writes[pc], warp, done * 4 + source, state)
+    warps[warp].at = warps[warp].at + 1 if kind != END else warps[warp].end
+    _prepare(warp, sm, now + (latency if kind == BRANCHING else 0), gpu)
+    if warps[warp].ready < 0:
+        _finish_warp(warp, sm, state.free[pipe], gpu)  # once its pipeline has taken the last
     elif kind == SYNC:
-        v[s.depends + warp], v[s.ready + warp], v[s.why + warp] = v[s.ready + warp], NEVER, BARRIER
-        v[s.waiting + v[s.resident + warp]] += 1
-        if v[s.waiting + v[s.resident + warp]] == v[s.live + v[s.resident + warp]]:
-            _release(sm, v[s.resident + warp], now, v, s)
+        place = warps[warp].place
+        warps[warp].depends, warps[warp].ready, warps[warp].why = warps[warp].ready, NEVER, BARRIER
+        state.places[place].waiting += 1
+        if state.places[place].waiting == state.places[place].live:
+            _release(sm, place, now, gpu)
     return True
 
 
 @inline_always
-def _step(
-    scheduler: int,
-    sm: int,
-    now: int,
-    pcs: Shorts,
-    accesses: Ints,
-    sectors: Ints,
-    k: Ints,
-    v: Ints,
-    s: Shape,
-    w: Shorts,
-    m: Ints,
-    t: Floats,
-    o: Machine,
-) -> None:
-    """Let a scheduler issue, or find when it can."""
-    _spread(s.slots, v[s.idle_why + scheduler], v[s.idle + scheduler], now, v, s)
-    first, chosen, soon, why = scheduler * s.warp_slots, -1, NEVER, IDLE
-    begin = v[s.last + scheduler] + (s.policy == LRR)
-    for turn in range(s.warp_slots):
+def _choose_warp(scheduler: int, now: int, state: State, sizes: Sizes) -> int:
+    """Choose the warp that a scheduler issues, or -1; then `next` says when it looks again, and `idle_why` why."""
+    warps, entry = state.warps, state.schedulers[scheduler]
+    chosen, soon, why = -1, NEVER, IDLE
+    first, begin = scheduler * sizes.warp_slots, entry.last + (sizes.policy == LRR)
+    for turn in range(sizes.warp_slots):
         slot = begin + turn
-        warp = first + (slot if slot < s.warp_slots else slot - s.warp_slots)
-        if v[s.ready + warp] < 0:
+        warp = first + (slot if slot < sizes.warp_slots else slot - sizes.warp_slots)
+        if warps[warp].ready < 0:
             continue
-        can, cause = v[s.ready + warp], v[s.why + warp]
-        if v[s.free + v[s.queue + warp]] > can and can < NEVER:
-            can, cause = v[s.free + v[s.queue + warp]], PIPELINE
+        can, cause = warps[warp].ready, warps[warp].why
+        if state.free[warps[warp].queue] > can and can < NEVER:
+            can, cause = state.free[warps[warp].queue], PIPELINE
         if can > now:
+            # the first that can go on says why; a barrier only where nothing else does
             if can < soon or (why == IDLE and can == NEVER):
                 soon, why = can, cause
             continue
-        if chosen < 0 or v[s.age + warp] < v[s.age + chosen]:
+        if chosen < 0 or warps[warp].age < warps[chosen].age:
             chosen = warp
-        if s.policy == LRR or turn == 0:
+        if sizes.policy == LRR or turn == 0:
             break
-    v[s.idle + scheduler], v[s.idle_why + scheduler], v[s.next + scheduler] = now, why, soon
+    entry.idle, entry.idle_why, entry.next = now, why, soon
+    return chosen
+
+
+@inline_always
+def _step(scheduler: int, sm: int, now: int, gpu: Gpu) -> None:
+    """Let a scheduler issue, or find when it can."""
+    sizes, state, warps = gpu.sizes, gpu.state, gpu.state.warps
+    entry, shift = state.schedulers[scheduler], state.clock.shift
+    _spread(state.slots, entry.idle_why, entry.idle, now, shift)
+    chosen = _choose_warp(scheduler, now, state, sizes)
     if chosen < 0:
         return
-    v[s.idle + scheduler], v[s.next + scheduler], v[s.last + scheduler] = now + 1, now + 1, chosen - first
-    v[s.slots + (now >> v[s.clock + SHIFT]) * STATES + ISSUED] += 1
+    entry.idle, entry.next, entry.last = now + 1, now + 1, chosen - scheduler * sizes.warp_slots
+    state.slots[(now >> shift) * STATES + ISSUED] += 1
     pipe, taken = -1, True
-    for _ in range(s.width):  # the second is an independent instruction of the same warp to another pipeline
-        if not taken or v[s.ready + chosen] < 0 or v[s.ready + chosen] > now or v[s.queue + chosen] == pipe:
+    for _ in range(sizes.width):  # the second is an independent instruction of the same warp to another pipeline
+        if not taken or warps[chosen].ready < 0 or warps[chosen].ready > now or warps[chosen].queue == pipe:
             break
-        pipe = v[s.queue + chosen]
-        if v[s.free + pipe] > now:
+        pipe = warps[chosen].queue
+        if state.free[pipe] > now:
             break
-        taken = _issue(chosen, sm, now, pcs, accesses, sectors, k, v, s, w, m, t, o)
-    if 0 <= v[s.ready + chosen] <= now:
-        v[s.ready + chosen] = now + 1
+        taken = _issue(chosen, sm, now, gpu)
+    if 0 <= warps[chosen].ready <= now:
+        warps[chosen].ready = now + 1
 
 
-@flat_over(engine)
-def run(
-    pcs: Shorts,
-    accesses: Ints,
-    sectors: Ints,
-    k: Ints,
-    v: Ints,
-    s: Shape,
-    w: Shorts,
-    m: Ints,
-    t: Floats,
-    o: Machine,
-) -> int:
-    """Run all blocks; the cycle in which the last has ended."""
-    for place in range(s.places):
-        for sm in range(s.sms):  # SMs in turn, so that few blocks spread over all
-            _dispatch(sm, sm * s.places + place, 0, pcs, k, v, s)
+@inline_always
+def _run_sm(sm: int, until: int, gpu: Gpu) -> None:
+    """Let the schedulers of an SM act until a cycle."""
+    schedulers, first = gpu.state.schedulers, sm * gpu.sizes.schedulers
+    while True:
+        now = schedulers[first].next
+        for scheduler in range(first + 1, first + gpu.sizes.schedulers):
+            now = min(now, schedulers[scheduler].next)
+        if now >= until:
+            return
+        for scheduler in range(first, first + gpu.sizes.schedulers):
+            if schedulers[scheduler].next <= now:
+                _step(scheduler, sm, now, gpu)
+
+
+@inline_never
+def _close_tables(gpu: Gpu) -> int:
+    """Let all schedulers' slots go to something until the last block has ended; return that cycle."""
+    sizes, state = gpu.sizes, gpu.state
+    end = 0
+    for block in range(sizes.blocks):
+        end = max(end, state.ends[block])
+    while end >> state.clock.shift >= BINS:
+        _widen_bins(state, sizes)
+    for scheduler in range(sizes.sms * sizes.schedulers):
+        entry = state.schedulers[scheduler]
+        _spread(state.slots, entry.idle_why, entry.idle, end, state.clock.shift)
+    state.counts.cycles = end
+    return end
+
+
+@flat_over(engine, sm_state, *PARTS)
+def run(gpu: Gpu) -> int:
+    """Run all blocks; return the cycle in which the last has ended."""
+    sizes, state = gpu.sizes, gpu.state
+    for place in range(sizes.places):
+        for sm in range(sizes.sms):  # SMs in turn, so that few blocks spread over all
+            _dispatch(sm, sm * sizes.places + place, 0, gpu)
     while True:
         begin = NEVER
-        for scheduler in range(s.sms * s.schedulers):
-            begin = min(begin, v[s.next + scheduler])
+        for scheduler in range(sizes.sms * sizes.schedulers):
+            begin = min(begin, state.schedulers[scheduler].next)
         if begin == NEVER:
             break
-        while begin + WINDOW >> v[s.clock + SHIFT] >= BINS:
-            _halve(v, s, o)
-        for sm in range(s.sms):
-            first = sm * s.schedulers
-            while True:
-                now = v[s.next + first]
-                for scheduler in range(first + 1, first + s.schedulers):
-                    now = min(now, v[s.next + scheduler])
-                if now >= begin + WINDOW:
-                    break
-                for scheduler in range(first, first + s.schedulers):
-                    if v[s.next + scheduler] <= now:
-                        _step(scheduler, sm, now, pcs, accesses, sectors, k, v, s, w, m, t, o)
-    end = 0
-    for block in range(s.blocks):
-        end = max(end, v[s.ends + block])
-    while end >> v[s.clock + SHIFT] >= BINS:
-        _halve(v, s, o)
-    for scheduler in range(s.sms * s.schedulers):
-        _spread(s.slots, v[s.idle_why + scheduler], v[s.idle + scheduler], end, v, s)
-    v[s.counts + CYCLES] = end
-    return end
+        while begin + WINDOW >> state.clock.shift >= BINS:
+            _widen_bins(state, sizes)
+        for sm in range(sizes.sms):
+            _run_sm(sm, begin + WINDOW, gpu)
+    return _close_tables(gpu)

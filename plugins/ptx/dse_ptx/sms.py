@@ -44,7 +44,9 @@ class Sm(Frozen):
     issue_width: instructions of one warp in a cycle. allocation: registers of a warp and bytes of shared memory come in
     units of so many. shared_of_block: bytes that one block may have. unified_bytes: L1 and shared memory together; else
     both have their own. l1_loads: whether L1 keeps loads of global memory. in_flight: sectors of 32 bytes that may be
-    outstanding. slots: opcode -> machine instructions that it becomes, where these are several.
+    outstanding. barrier: from the last warp that comes to it until all go on. atomic: from one lane to the next of an
+    atomic's address. branch: until the next instruction. launch: until a kernel begins. slots: opcode -> machine
+    instructions that it becomes, where these are several.
     """
 
     schedulers: Annotated[Integer, Field(ge=1, le=8)]
@@ -63,6 +65,7 @@ class Sm(Frozen):
     port_bytes_per_cycle: Annotated[Number, Field(gt=0, le=4096)]
     in_flight: Annotated[Integer, Field(ge=1, le=65536)]
     barrier: Cycles
+    atomic: Cycles
     branch: Cycles
     launch: Cycles
     slots: Mapping[str, Annotated[Integer, Field(ge=1, le=1000)]] = Field(default_factory=dict)

@@ -18,14 +18,16 @@ from dse.errors import ConfigError, Problem
 from dse_memory import engine
 from dse_memory.policy import Policy
 from dse_memory.simulation import Simulation
-from dse_ptx import sm_kernel as sk
-from dse_ptx.sm_arrays import LANES, Grid, Instructions, instructions, shape_of
+from dse_ptx import sm_kernel
+from dse_ptx import sm_state as ss
+from dse_ptx.sm_arrays import LANES, Grid, idle_state, instructions, sizes_of
+from dse_ptx.sm_state import Below, Launch, Sizes, State
 from dse_ptx.sms import SmArray
 from dse_ptx.warp_trace import WarpTrace
 
 Ints = NDArray[np.int64]
 SLOT_NAMES = ("issued", "memory", "shared", "alu", "pipeline", "barrier", "not selected", "idle")
-"""What a warp, or a scheduler's slot, spends a cycle on, in the order of `sm_kernel`."""
+"""What a warp, or a scheduler's slot, spends a cycle on, in the order of `sm_state`."""
 WRITE_BACK = Policy(name="write_back", loads=True, stores=True, allocation_bypass=False, rinse=False, predictor=None)
 """What L2 keeps; L1 writes through."""
 
@@ -36,7 +38,7 @@ class LaunchTime:
 
     seconds: of the whole launch with `launch_s`. cycles: that were simulated. simulated: share of blocks.
     sampling_error: by how much two halves of the steady state differ, over the time that was left out, as a share of
-    the whole; 0 if nothing was. flop, counts (by `sm_kernel`) and l2 (totals of `dse_memory.engine`) are of the
+    the whole; 0 if nothing was. flop, counts (`sm_state.COUNTS`) and l2 (totals of `dse_memory.engine`) are of the
     simulated blocks, and ends [blocks] the cycles in which they ended. issued [bins, SMs]: warp instructions; states,
     slots [bins, 8]: cycles of warps and of schedulers by SLOT_NAMES; units [bins, 16]: warp instructions by `Unit`;
     slices [bins, channels, 2]: requests at L2, and those that hit; dram [bins, channels] of `dram_bin_s`: lines.
@@ -50,7 +52,7 @@ class LaunchTime:
     simulated: float
     sampling_error: float
     flop: float
-    counts: Ints
+    counts: Any
     l2: Ints
     ends: Ints
     bin_s: float
@@ -65,7 +67,7 @@ class LaunchTime:
     @property
     def instructions(self) -> int:
         """Warp instructions that were issued."""
-        return int(self.counts[sk.INSTRUCTIONS])
+        return int(self.counts.instructions)
 
     @property
     def ipc(self) -> float:
@@ -75,7 +77,7 @@ class LaunchTime:
     @property
     def l1_hit_rate(self) -> float:
         """Sectors that L1 holds, of those that look into it."""
-        return float(self.counts[sk.L1_HITS] / max(self.counts[sk.L1_LOOKUPS], 1))
+        return float(self.counts.l1_hits / max(self.counts.l1_lookups, 1))
 
     @property
     def l2_hit_rate(self) -> float:
@@ -135,26 +137,25 @@ def time_launch(
     Raises ConfigError where no block fits on an SM, or a trace holds a sample that is shorter than two waves.
     """
     resident, launch = occupancy(trace, machine), instructions(trace, machine, grid)
-    total = launch.blocks if grid else trace.num_blocks
-    available, wave = launch.blocks, resident * machine.num_sms
+    total = len(launch.first) if grid else trace.num_blocks
+    available, wave = len(launch.first), resident * machine.num_sms
     blocks = simulated_blocks(total, min(available, most_blocks or available), wave)
     if blocks > available:
         rule, way = f"holds {available} of {total} blocks, less than two waves", f"execute the first {blocks} blocks"
         raise ConfigError([Problem("trace", rule, None, way)])
-    launch.parts.update(first=launch.parts["first"][:blocks], place=launch.parts["place"][: 3 * blocks])
-    shape, k, v = shape_of(launch, trace, machine, resident)
-    memory = Simulation(machine.memory, WRITE_BACK, held=1)
-    streams = launch.pcs, launch.accesses, launch.sectors
-    memory.now = sk.run(*streams, k, v, shape, memory.w, memory.m, memory.t, memory.o) * shape.cycle_ns
-    ends = v[shape.ends : shape.ends + blocks]
-    left, error = _left_out(np.sort(ends), wave, (total - blocks) // wave)
-    launch_s, cycles = machine.sm.launch * machine.cycle_s, int(v[shape.counts + sk.CYCLES])
+    launch = launch._replace(first=launch.first[:blocks], coordinates=launch.coordinates[:blocks])
+    sizes = sizes_of(launch, trace, machine, resident)
+    state, memory = idle_state(sizes, launch), Simulation(machine.memory, WRITE_BACK, held=1)
+    below = Below(memory.w, memory.m, memory.t, memory.o)
+    memory.now = sm_kernel.run(ss.Gpu(sizes, launch, state, below)) * sizes.cycle_ns
+    left, error = _left_out(np.sort(state.ends), wave, (total - blocks) // wave)
+    launch_s, cycles = machine.sm.launch * machine.cycle_s, int(state.counts.cycles)
     return LaunchTime(
         machine=machine, resident=resident, cycles=cycles, launch_s=launch_s,
         seconds=launch_s + (cycles + left) * machine.cycle_s, simulated=blocks / total,
         sampling_error=error / max(cycles + left, 1.0), flop=_flop(trace, launch),
-        counts=v[shape.counts : shape.counts + sk.COUNTS], l2=memory.part("total").copy(), ends=ends,
-        **_tables(v, shape, memory, machine),
+        counts=state.counts, l2=memory.part("total").copy(), ends=state.ends,
+        **_tables(state, sizes, memory),
     )  # fmt: skip
 
 
@@ -172,22 +173,25 @@ def _left_out(ends: Ints, wave: int, skipped: int) -> tuple[float, float]:
     return cycles, abs(halves[0] - halves[1]) * skipped * wave / 2 if wave > 1 else 0.0
 
 
-def _tables(v: Ints, s: sk.Shape, memory: Simulation, machine: SmArray) -> dict[str, Any]:
+def _tables(state: State, sizes: Sizes, memory: Simulation) -> dict[str, Any]:
     """Tables of bins of time, as far as the launch reaches."""
-    shift, channels, activity = int(v[s.clock + sk.SHIFT]), machine.memory.gpu.dram.channels, memory.activity()
-    bins = max(1, (int(v[s.counts + sk.CYCLES]) >> shift) + 1)
-    widths = {"issued": s.sms, "states": sk.STATES, "slots": sk.STATES, "units": sk.UNITS}
-    tables = {name: v[getattr(s, name) :][: bins * width].reshape(bins, width) for name, width in widths.items()}
-    every = v[s.slices : s.slices + sk.BINS * 2 * channels].reshape(sk.BINS, channels, 2)
-    tables["slices"] = np.concatenate([every[: bins - 1], every[bins - 1 :].sum(axis=0, keepdims=True)])  # late ones
+    shift, activity = int(state.clock.shift), memory.activity()
+    bins = max(1, (int(state.counts.cycles) >> shift) + 1)
+    of_bins = {name: getattr(state, name).reshape(ss.BINS, -1) for name in ("issued", "states", "slots", "units")}
+    every = state.slices.reshape(ss.BINS, sizes.channels, 2)
     return {
-        **tables, "bin_s": (1 << shift) * machine.cycle_s, "dram_bin_s": activity.seconds, "dram": activity.channels
-    }  # fmt: skip
+        **{name: counts[:bins] for name, counts in of_bins.items()},
+        # requests that are answered after the end count in the last bin
+        "slices": np.concatenate([every[: bins - 1], every[bins - 1 :].sum(axis=0, keepdims=True)]),
+        "bin_s": (1 << shift) * memory.system.gpu.cycle_s,
+        "dram_bin_s": activity.seconds,
+        "dram": activity.channels,
+    }
 
 
-def _flop(trace: WarpTrace, launch: Instructions) -> float:
+def _flop(trace: WarpTrace, launch: Launch) -> float:
     """Floating-point operations of the simulated blocks' active lanes."""
     of_rows = trace.code.operations[trace.pcs] * np.bitwise_count(trace.active)
-    total, first = np.concatenate([[0.0], np.cumsum(of_rows)]), launch.parts["first"]
+    total, first = np.concatenate([[0.0], np.cumsum(of_rows)]), launch.first
     warps = int(np.searchsorted(trace.blocks, trace.blocks[0], side="right"))
     return float((total[trace.starts[first + warps]] - total[trace.starts[first]]).sum())

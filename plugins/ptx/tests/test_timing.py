@@ -12,7 +12,7 @@ import pytest
 from dse.errors import ConfigError
 from dse_memory import engine
 from dse_memory.simulation import Simulation
-from dse_ptx import sm_kernel as sk
+from dse_ptx import sm_state
 from dse_ptx.checking.scripts import LANES, Script, chain, shared_loads, stream
 from dse_ptx.coalescing import ATOMIC, GLOBAL, SHARED, coalesce
 from dse_ptx.sm_arrays import Grid
@@ -52,7 +52,7 @@ def test_every_slot_of_a_scheduler_goes_to_something(policy: str) -> None:
         done = time_launch(script.trace(11, 4), gpu)
         assert done.slots.sum() == done.cycles * gpu.num_sms * gpu.sm.schedulers
         assert done.issued.sum() == done.instructions == done.units.sum() == 11 * 4 * len(script.rows)
-        assert done.slots[:, sk.UNSELECTED].sum() == 0
+        assert done.slots[:, sm_state.UNSELECTED].sum() == 0
 
 
 def test_bank_conflicts_take_turns_and_shared_words_do_not() -> None:
@@ -91,7 +91,7 @@ def test_a_barrier_waits_for_the_last_warp() -> None:
     alone = time_launch(Script(slow).trace(1, 4), gpu).cycles
     with_barriers = time_launch(Script([*slow, *barriers]).trace(1, 4), gpu)
     assert with_barriers.cycles >= alone + 9 * gpu.sm.barrier
-    assert with_barriers.slots[:, sk.BARRIER].sum() > 0
+    assert with_barriers.slots[:, sm_state.BARRIER].sum() > 0
 
 
 def test_the_same_launch_takes_the_same_time_and_leaves_the_same_tables() -> None:
