@@ -15,7 +15,8 @@ once, and run the one that has been ready longest; requests are whole lines. In 
     stores   wait in a buffer of the channel, and are written in one go once it is full, between two turns of the bus
              and after what was written before
 
-LRU is exact. Bits do not depend on the machine; time is in ns, that of lines under way is rounded up to 1/16 ns.
+LRU is exact; sets of caches, rings, servers, times of banks and the heap of CUs are of `simulators.device`. Bits do not
+depend on the machine; time is in ns, that of lines under way is rounded up to 1/16 ns.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.compiled import flat, inline_always, inline_never
+from simulators.compiled import flat_over, inline_always, inline_never
+from simulators.device import PARTS, dram, events, histograms, lru, rings, servers
 
 Ways = NDArray[np.int32]
 Ints = NDArray[np.int64]
@@ -55,8 +57,6 @@ TOTALS, STALLED, BINS, HELD_ROWS, SLACK = 20, 3, 256, 32, 16.0
 PCS, PENDING, LATE_WAYS, LATE_SHIFT = 256, 1 << 15, 4, 13
 DIRTY, REUSED, STORED = 1, 2, 4  # marks of a line, below the number of the instruction that brought it
 _TICKS = 16.0  # of a ns: 31 bits then hold 0.13 s, the longest kernel
-_NEVER = 2**31 - 1  # the largest number of 32 bits: after every tick and every order of use
-_WAY_BITS = 5  # up to 32 ways: an order of use carries its way in these bits, so that one minimum tells both
 
 
 class Machine(NamedTuple):
@@ -168,33 +168,6 @@ class Machine(NamedTuple):
 
 
 @inline_always
-def _find(w: Ways, tags: int, ways: int, tag: int) -> int:
-    """Way that holds a tag, or -1."""
-    match, first = 0, np.uint64(tags)
-    for way in range(ways):  # without branches: at most one way holds a tag, and all are looked at
-        match |= way + 1 if w[first + np.uint64(way)] == tag else 0
-    return match - 1
-
-
-@inline_always
-def _victim(w: Ways, used: int, pend: int, ways: int, tick: int) -> int:
-    """The way used longest ago of those that are not under way, or -1."""
-    best, first_used, first_pending = _NEVER, np.uint64(used), np.uint64(pend)
-    for way in range(ways):
-        key = w[first_used + np.uint64(way)] if w[first_pending + np.uint64(way)] <= tick else _NEVER
-        best = min(best, key)  # the oldest order of use, with its way in the low bits
-    return best & 31 if best < _NEVER else -1
-
-
-@inline_always
-def _soonest(w: Ways, pend: int, ways: int) -> int:
-    least, first = _NEVER, np.uint64(pend)
-    for way in range(ways):
-        least = min(least, w[first + np.uint64(way)])  # when the first line of a full set arrives
-    return least
-
-
-@inline_always
 def _fold(high: int, m: Ints, o: Machine) -> int:
     """Turn of the channel for the part of an address above it: linear over its bits."""
     # tables for each byte: as the function is linear, their results add up (exclusive or)
@@ -250,16 +223,9 @@ def _widen_bins(m: Ints, t: Floats, o: Machine) -> None:
     t[o.width] *= 2.0
     for channel in range(o.channels):
         t[o.bin_from + channel] = -1e300  # to be found again
-    for first, lanes in ((o.bins_dram, o.channels), (o.bins_cu, o.cus)):
-        for place in range(BINS):
-            for lane in range(lanes):
-                two = first + 2 * place * lanes + lane
-                # pairs of bins join in the first half, the second half is free again
-                m[first + place * lanes + lane] = m[two] + m[two + lanes] if place < BINS // 2 else 0
-    for place in range(BINS):
-        for lane in range(o.cus):
-            two = o.busy + 2 * place * o.cus + lane
-            t[o.busy + place * o.cus + lane] = t[two] + t[two + o.cus] if place < BINS // 2 else 0.0
+    histograms.join_bins(m, o.bins_dram, o.channels, BINS)
+    histograms.join_bins(m, o.bins_cu, o.cus, BINS)
+    histograms.join_bins(t, o.busy, o.cus, BINS)
 
 
 @inline_always
@@ -299,17 +265,17 @@ def _activation(channel: int, local: int, now: float, w: Ways, m: Ints, t: Float
     for _ in range(HELD_ROWS - 1):  # one before it, if it is open until after now
         if t[o.bank_act + first + after] - o.trp <= now:
             break
-        earlier = (after - 1) & (HELD_ROWS - 1)  # backwards in the ring
+        earlier = rings.place_of(after - 1, HELD_ROWS)  # backwards in the ring
         if w[o.bank_row + first + earlier] == row:
             m[o.total + ROW_HITS] += 1
             m[o.by_channel + channel * 4 + 2] += 1
             return first + earlier
         after = earlier  # each activation ends the one before it, tRP ahead of its own begin
     # the old row is closed after its last use, and two activations are tRC apart
-    begin = max(now, t[o.bank_last + flat_bank] + o.trp, t[o.bank_act + first + newest] + o.trc)
-    begin = max(begin, t[o.gate + channel])
-    t[o.gate + channel] = max(t[o.gate + channel], now) + o.trrd  # between activations of any two banks of a channel
-    newest = (newest + 1) & (HELD_ROWS - 1)
+    precharged, cycled = t[o.bank_last + flat_bank] + o.trp, t[o.bank_act + first + newest] + o.trc
+    begin = dram.activation_at(now, precharged, cycled, t[o.gate + channel])
+    servers.serve(t, o.gate + channel, now, o.trrd)  # between activations of any two banks of a channel
+    newest = rings.place_of(newest + 1, HELD_ROWS)
     m[o.bank_newest + flat_bank] = newest
     w[o.bank_row + first + newest] = row
     t[o.bank_act + first + newest] = begin
@@ -327,7 +293,7 @@ def _free_bus(channel: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine)
     bus = max(t[o.bus + channel], now)
     if bus >= t[o.refresh + channel]:
         # those missed while the channel was idle have passed, and delay nobody
-        due = int((bus - t[o.refresh + channel]) / o.trefi) + 1
+        due = dram.refreshes_before(bus - t[o.refresh + channel], o.trefi) + 1
         t[o.refresh + channel] += due * o.trefi
         bus += o.trfc
         first = (channel << o.bank_shift) * HELD_ROWS
@@ -340,13 +306,13 @@ def _free_bus(channel: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine)
 def _read(channel: int, local: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> float:
     """Time at which a line of DRAM arrives."""
     # ring of the window: the entry that was taken `queue` requests ago
-    place = channel * o.queue + (m[o.entered + channel] & (o.queue - 1))
+    place = channel * o.queue + rings.place_of(m[o.entered + channel], o.queue)
     m[o.entered + channel] += 1
     enters = max(now, t[o.entry + place])
     bus = _free_bus(channel, enters, w, m, t, o)  # refreshes due come first
     which = _activation(channel, local, enters, w, m, t, o)
     # the row is open and the request there, then the latency of a column; or the bus is busy until then
-    begin = max(bus, max(t[o.bank_act + which] + o.trcd, enters) + o.tcl)
+    begin = max(bus, dram.column_at(t[o.bank_act + which], o.trcd, enters) + o.tcl)
     t[o.bus + channel] = bus + o.burst  # bursts follow without gaps: what waits for its bank is overtaken on the bus
     t[o.entry + place] = begin  # it leaves the window when its burst begins
     bank = which // HELD_ROWS
@@ -401,7 +367,7 @@ def _rinse_row(entry: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) 
             local = (block << o.row_shift) | column
             which = _set_of(local, o)
             first = ((channel << o.l2_shift) + which) * o.l2_ways
-            way = _find(w, o.two_tag + first, o.l2_ways, local >> o.l2_shift)
+            way = lru.find_way(w, o.two_tag + first, o.l2_ways, local >> o.l2_shift)
             if way >= 0 and w[o.two_mark + first + way] & DIRTY:  # evicted or cleaned meanwhile
                 w[o.two_mark + first + way] ^= DIRTY
                 m[o.total + RINSED] += 1
@@ -468,20 +434,19 @@ def _late(line: int, w: Ways, o: Machine) -> int:
 def serve_line(line: int, pc: int, store: int, arrives: float, w: Ways, m: Ints, t: Floats, o: Machine) -> float:
     """Time at which L2, or DRAM behind it, has a line, or has taken it."""
     channel, local = place_line(line, m, o)
-    at = max(arrives, t[o.port + channel])  # tag look-ups of a slice come one by one
-    t[o.port + channel] = at + o.lookup
+    at = servers.serve(t, o.port + channel, arrives, o.lookup)  # tag look-ups of a slice come one by one
     keeps = o.writes if store else o.reads
     which = _set_of(local, o)
     first = ((channel << o.l2_shift) + which) * o.l2_ways
     way = -1
     if o.reads:  # something may be there
-        way = _find(w, o.two_tag + first, o.l2_ways, local >> o.l2_shift)
+        way = lru.find_way(w, o.two_tag + first, o.l2_ways, local >> o.l2_shift)
         m[o.total + STAMP] += 1
         if o.per_set:
             m[o.by_set + 3 * ((channel << o.l2_shift) + which)] += 1
     if way >= 0:
         way += first
-        w[o.two_used + way] = (m[o.total + STAMP] << _WAY_BITS) + way - first
+        w[o.two_used + way] = lru.order_of_use(m[o.total + STAMP], way - first)
         if w[o.two_pend + way] > _tick(at, t, o):  # the line is under way: a load waits for it, a store goes on
             m[o.total + L2_MERGED] += 1
             if not store:
@@ -510,19 +475,19 @@ def serve_line(line: int, pc: int, store: int, arrives: float, w: Ways, m: Ints,
         m[o.total + PREDICTED] += 1
         keeps = 0
     if keeps:
-        way = _victim(w, o.two_used + first, o.two_pend + first, o.l2_ways, _tick(at, t, o))
+        way = lru.oldest_arrived_way(w, o.two_used + first, o.two_pend + first, o.l2_ways, _tick(at, t, o))
         if way < 0 and o.bypass:
             m[o.total + L2_BYPASSED] += 1
             keeps = 0
         elif way < 0:  # every way is under way: the slice stands still until one has arrived
-            soon = _soonest(w, o.two_pend + first, o.l2_ways)
+            soon = lru.soonest_arrival(w, o.two_pend + first, o.l2_ways)
             m[o.total + L2_STALLS] += 1
             if o.per_set:
                 m[o.by_set + 3 * ((channel << o.l2_shift) + which) + 2] += 1
             t[o.spent + L2_STALLED] += _until(soon, t, o) - at
             at = _until(soon, t, o)
             t[o.port + channel] = at + o.lookup
-            way = _victim(w, o.two_used + first, o.two_pend + first, o.l2_ways, soon)
+            way = lru.oldest_arrived_way(w, o.two_used + first, o.two_pend + first, o.l2_ways, soon)
     if store and not keeps:
         return _write(channel, local, at + o.far, w, m, t, o)  # a store that is not kept goes on to DRAM
     late = 0
@@ -542,7 +507,7 @@ def serve_line(line: int, pc: int, store: int, arrives: float, w: Ways, m: Ints,
         m[o.total + L2_MISSES] += 1
     if keeps:
         w[o.two_tag + way] = local >> o.l2_shift
-        w[o.two_used + way] = (m[o.total + STAMP] << _WAY_BITS) + way - first
+        w[o.two_used + way] = lru.order_of_use(m[o.total + STAMP], way - first)
         w[o.two_pend + way] = 0 if store else _tick(done, t, o) + 1  # nothing to wait for
         w[o.two_mark + way] = (pc << 3) | (STORED | DIRTY if store else 0)
         # at once, not at its end: a later use raises the counter again
@@ -556,31 +521,19 @@ def serve_line(line: int, pc: int, store: int, arrives: float, w: Ways, m: Ints,
 
 
 @inline_always
-def _sift_root(m: Ints, t: Floats, o: Machine) -> None:
-    """Let the CU at the root of the heap sink to its place; ties go to the lower number."""
-    key, who, place = t[o.key], m[o.order], 0
-    while True:
-        child = 2 * place + 1
-        if child >= o.cus:
-            break
-        if child + 1 < o.cus:
-            left_key, right_key = t[o.key + child], t[o.key + child + 1]
-            child += right_key < left_key or (right_key == left_key and m[o.order + child + 1] < m[o.order + child])
-        if not (t[o.key + child] < key or (t[o.key + child] == key and m[o.order + child] < who)):
-            break
-        t[o.key + place], m[o.order + place] = t[o.key + child], m[o.order + child]
-        place = child
-    t[o.key + place], m[o.order + place] = key, who
+def _ready_first(cu: int, t: Floats, o: Machine) -> int:
+    """The workgroup of a CU that has been ready longest, or will be first; ties go to the lower place."""
+    first = o.ready + cu * o.held
+    return events.earliest(t, first, first + o.held) - o.ready
 
 
 @inline_always
 def _next_of(cu: int, m: Ints, t: Floats, o: Machine) -> None:
     """Put the CU at the root of the heap to the time of its next operation."""
-    least = t[o.ready + cu * o.held]  # the workgroup that is ready first; what waits for the CU itself comes next
-    for other in range(cu * o.held + 1, (cu + 1) * o.held):
-        least = min(least, t[o.ready + other])
-    t[o.key] = max(least, t[o.issue + cu])  # one request a cycle for all workgroups of a CU
-    _sift_root(m, t, o)
+    ready = _ready_first(cu, t, o)
+    # what waits for the CU itself comes next: one request a cycle for all its workgroups
+    t[o.key] = max(t[o.ready + ready], t[o.issue + cu])
+    events.sink_root(t, o.key, m, o.order, o.cus)
 
 
 @inline_always
@@ -639,7 +592,7 @@ def _end_kernel(end: float, w: Ways, m: Ints, t: Floats, o: Machine) -> float:
     return end
 
 
-@flat
+@flat_over(*PARTS)
 def run(
     code: Ints,
     work: Floats,
@@ -670,10 +623,7 @@ def run(
                 seen[passed, resident] = m[o.total + resident]
             passed += 1
         cu = m[o.order]
-        resident = cu * o.held  # the workgroup ready longest; ties go to the lower place
-        for other in range(cu * o.held + 1, (cu + 1) * o.held):
-            if t[o.ready + other] < t[o.ready + resident]:
-                resident = other
+        resident = _ready_first(cu, t, o)
         now, at = t[o.key], m[o.place + resident]
         op = code[at, OP]
         if op == LISTED:  # not before its time, nor before what others ask for until then
@@ -682,7 +632,7 @@ def run(
             # its recorded time has not come: the CU goes back into the heap until then
             if mine < begins[owner + 1] and start + listed[mine, 4] > now:
                 t[o.ready + resident] = t[o.key] = start + listed[mine, 4]
-                _sift_root(m, t, o)
+                events.sink_root(t, o.key, m, o.order, o.cus)
                 continue
         if op == LOAD or op == STORE or op == LISTED:
             base, pc, size, rows, store = code[at, BASE], code[at, PC], code[at, BYTES], code[at, ROWS], op == STORE
@@ -729,12 +679,12 @@ def run(
                     if o.reads and not store:  # L1 does not look for stores, nor keeps them
                         which = (cu << o.l1_shift) + (line & ((1 << o.l1_shift) - 1))
                         first = which * o.l1_ways
-                        way = _find(w, o.one_tag + first, o.l1_ways, line >> o.l1_shift)
+                        way = lru.find_way(w, o.one_tag + first, o.l1_ways, line >> o.l1_shift)
                         m[o.total + STAMP] += 1
                         if way >= 0:
                             now += o.cycle  # a hit takes a cycle to issue, and no place in flight
                             m[o.total + REQUESTS] += 1
-                            w[o.one_used + first + way] = (m[o.total + STAMP] << _WAY_BITS) + way
+                            w[o.one_used + first + way] = lru.order_of_use(m[o.total + STAMP], way)
                             arrived = _until(w[o.one_pend + first + way], t, o)
                             # under way: it came with an earlier miss
                             m[o.total + (L1_MERGED if arrived > now + o.l1_hit else L1_HITS)] += 1
@@ -749,20 +699,21 @@ def run(
                         now = until
                         continue  # time has passed: look at the horizon again
                     if o.reads and not store:
-                        way = _victim(w, o.one_used + first, o.one_pend + first, o.l1_ways, _tick(now, t, o))
+                        way = lru.oldest_arrived_way(
+                            w, o.one_used + first, o.one_pend + first, o.l1_ways, _tick(now, t, o)
+                        )
                         if way < 0 and o.bypass:
                             m[o.total + L1_BYPASSED] += 1
                         elif way < 0:
                             # a tick later, when the line is no longer under way
-                            until = _until(_soonest(w, o.one_pend + first, o.l1_ways) + 1, t, o)
+                            until = _until(lru.soonest_arrival(w, o.one_pend + first, o.l1_ways) + 1, t, o)
                             m[o.total + L1_STALLS] += 1
                             t[o.spent + L1_STALLED] += until - now
                             now = until
                             continue  # time has passed: another CU may go first, and the line is looked up anew
                     now += o.cycle
                     m[o.total + REQUESTS] += 1
-                    # a wrap without division
-                    m[o.head + cu] = m[o.head + cu] + 1 if m[o.head + cu] + 1 < o.in_flight else 0
+                    m[o.head + cu] = rings.next_place(m[o.head + cu], o.in_flight)
                     came = serve_line(line, pc, store, now + o.hop, w, m, t, o)
                     if store:
                         end = max(end, came)  # stores are not waited for, but the kernel ends after them
@@ -771,7 +722,7 @@ def run(
                         done = max(done, came)
                         if way >= 0:  # passed by: the line goes to the registers alone
                             w[o.one_tag + first + way] = line >> o.l1_shift
-                            w[o.one_used + first + way] = (m[o.total + STAMP] << _WAY_BITS) + way
+                            w[o.one_used + first + way] = lru.order_of_use(m[o.total + STAMP], way)
                             w[o.one_pend + first + way] = _tick(came, t, o) + 1
                     w[slot] = _tick(came, t, o) + 1  # the place is free again when the line is there
                     line += 1
@@ -787,12 +738,12 @@ def run(
             if op == LISTED and listed_kind == LISTED_WAIT:
                 t[o.ready + resident] = max(now, done)
             elif op == LISTED and listed_kind == LISTED_COMPUTE:
-                t[o.alu + cu] = max(t[o.alu + cu], now) + base * work[at]
+                servers.serve(t, o.alu + cu, now, base * work[at])
                 t[o.ready + resident] = t[o.alu + cu]
                 t[o.busy + _bin(now, m, t, o) * o.cus + cu] += base * work[at]
         elif op == COMPUTE:
             # arithmetic of a CU comes one after another, requests go on meanwhile
-            t[o.alu + cu] = max(t[o.alu + cu], now) + work[at]
+            servers.serve(t, o.alu + cu, now, work[at])
             t[o.ready + resident] = t[o.alu + cu]
             t[o.busy + _bin(now, m, t, o) * o.cus + cu] += work[at]
         at += 1

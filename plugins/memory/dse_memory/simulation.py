@@ -18,6 +18,7 @@ from dse_memory import engine
 from dse_memory.engine import Machine
 from dse_memory.policy import Policy
 from dse_memory.program import Program
+from simulators.device import lru
 from simulators.hardware.memory_system import Folds, MemorySystem, whole_power
 
 Floats = NDArray[np.float64]
@@ -215,7 +216,7 @@ class Simulation:
             # twice sorted: ranks within each set, which keep the order of use
             order = np.argsort(part.reshape(-1, ways), axis=1, kind="stable")
             ranks = np.argsort(order, axis=1, kind="stable")
-            part[:] = ((ranks << 5) + np.arange(ways)).reshape(-1)
+            part[:] = ((ranks << lru.WAY_BITS) + np.arange(ways)).reshape(-1)
         self.part("total")[engine.STAMP] = max(self.o.l1_ways, self.o.l2_ways)  # after every rank
 
 
