@@ -110,7 +110,7 @@ def _from_hbm(chip: Chip, activations: Floats) -> Floats | float:
 
 def pick_kernels(gemms: LibraryGemms, tiles: tuple[tuple[int, int], ...]) -> tuple[Floats, TileShape]:
     """Time T [s] of the fastest kernel for each GEMM, and that kernel; the first of several that are as fast."""
-    # in the order of the fields, which `_pick` reads by number
+    # in the order of the fields, by which `_pick` names them
     columns = [np.asarray(column) for column in vars(gemms).values()]
     shape = np.broadcast_shapes(*(column.shape for column in columns))
     table = np.empty((len(columns), int(np.prod(shape, dtype=int))))
@@ -163,21 +163,24 @@ def _pick(table: Any, menu: Any, limits: Any, picks: Any) -> None:
     """
     sides, tiles = menu
     least_depth, most_splits, most_waves = limits
+    times, rows_of, cols_of, splits_of = picks
     up_m, up_n = np.empty((2, sides.shape[0]))
     for i in range(table.shape[1]):
-        k, cus, flop_s, operand_s, byte_s = table[2, i], table[4, i], table[5, i], table[6, i], table[7, i]
-        read_s, part_s, prologue = table[8, i] * byte_s, table[9, i] * byte_s, table[11, i]
+        m, n, k, batch, cus, flop_s, operand_s, byte_s = table[:8, i]
+        read_bytes, part_bytes, write_bytes, prologue, split_s = table[8:, i]
+        read_s, part_s = read_bytes * byte_s, part_bytes * byte_s
+        fill = min(prologue, k)  # a K shorter than the prologue does not fill the pipeline
         # parts of 64 elements at least, and no more than the bound
         read_cube, deepest = read_s * read_s * read_s, min(k / least_depth, most_splits)
         for side in range(sides.shape[0]):
-            up_m[side] = np.ceil(table[0, i] / sides[side]) * table[3, i] / cus
-            up_n[side] = np.ceil(table[1, i] / sides[side])
+            up_m[side] = np.ceil(m / sides[side]) * batch / cus
+            up_n[side] = np.ceil(n / sides[side])
         whole, parted, tile, split_tile, split = np.inf, np.inf, 0, 0, 1.0
         for t in range(tiles.shape[0]):
             rows, cols, waves = sides[tiles[t, 0]], sides[tiles[t, 1]], up_m[tiles[t, 0]] * up_n[tiles[t, 1]]
             flop, feed = 2.0 * rows * cols * flop_s, (rows + cols) * operand_s
             cube = flop * flop * flop + feed * feed * feed  # without roots: cubes compare as well
-            steps = np.ceil(waves - _ROUNDING) * (k + min(prologue, k))
+            steps = np.ceil(waves - _ROUNDING) * (k + fill)
             total = steps * steps * steps * cube + read_cube
             if total < whole:
                 whole, tile = total, t
@@ -185,17 +188,17 @@ def _pick(table: Any, menu: Any, limits: Any, picks: Any) -> None:
                 continue
             z, most = 2.0, min(most_waves / waves + _ROUNDING, deepest)
             while z <= most:
-                steps = np.ceil(waves * z - _ROUNDING) * (np.ceil(k / z) + min(prologue, k))
+                steps = np.ceil(waves * z - _ROUNDING) * (np.ceil(k / z) + fill)
                 moved = read_s + z * part_s
                 total = steps * steps * steps * cube + moved * moved * moved
                 if total < parted:
                     parted, split_tile, split = total, t, z
                 # 2, 3, 4, 6, 8, 12: half as much again, then a third
                 z = z * 1.5 if np.log2(z) % 1.0 == 0.0 else z / 0.75
-        seconds, parted = whole ** (1.0 / 3.0), parted ** (1.0 / 3.0) + table[12, i]  # once for the best
+        seconds, parted = whole ** (1.0 / 3.0), parted ** (1.0 / 3.0) + split_s  # once for the best
         if parted < seconds:
             seconds, tile = parted, split_tile
         else:
             split = 1.0
-        picks[0, i] = seconds + table[10, i] * byte_s  # the output is written after the last step, which nothing hides
-        picks[1, i], picks[2, i], picks[3, i] = sides[tiles[tile, 0]], sides[tiles[tile, 1]], split
+        times[i] = seconds + write_bytes * byte_s  # the output is written after the last step, which nothing hides
+        rows_of[i], cols_of[i], splits_of[i] = sides[tiles[tile, 0]], sides[tiles[tile, 1]], split

@@ -19,7 +19,7 @@ half of that misses the last-level cache; half of w is HBM's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,10 @@ class Products:
     split_s: ArrayLike = 0.0
     most_splits: ArrayLike = np.inf
     few: ArrayLike = False
+
+
+_FEW = [column.name for column in fields(Products)].index("few")
+"""Row of `few` among the columns of products."""
 
 
 @dataclass(frozen=True)
@@ -144,9 +148,10 @@ def tile_seconds(products: Products, kernels: TileShape, *, waves: ArrayLike | N
 def _gather(table: Any, start: int, kind: int, part: Any, place: Any) -> int:
     """Copy a block's products of a kind, and their places; how many they are."""
     size = 0
+    few = table[_FEW]
     for j in range(start, min(start + _BLOCK, table.shape[1])):  # the block
         place[size] = j
-        size += (table[18, j] > 0) == (kind > 0)  # without a branch: written always, counted where the kind fits
+        size += (few[j] > 0) == (kind > 0)  # without a branch: written always, counted where the kind fits
     for row in range(table.shape[0]):
         for i in range(size):
             part[row, i] = table[row, place[i]]
@@ -158,15 +163,16 @@ def _write_picks(picks: Any, place: Any, times: Any, menu: Any) -> None:
     """Write the faster kernel of each product, without a split or with one: T, r, s and z."""
     unsplit, unsplit_tile, split, split_kernel, split_s = times
     sides, tiles, splits = menu
+    seconds, rows, cols, parts = picks
     for i in range(place.shape[0]):
         whole, parted = np.sqrt(unsplit[i]), np.sqrt(split[i]) + split_s[i]  # once for the best kernel, not for each
         pick, part_of_k = int(unsplit_tile[i]), 0
         if parted < whole:  # ties go to the kernel without a split
             # kernels with splits are numbered tile after tile
             pick, part_of_k = divmod(int(split_kernel[i]), splits.shape[0])
-        picks[0, place[i]] = min(whole, parted)
-        picks[1, place[i]], picks[2, place[i]] = sides[tiles[pick, 0]], sides[tiles[pick, 1]]
-        picks[3, place[i]] = splits[part_of_k]
+        seconds[place[i]] = min(whole, parted)
+        rows[place[i]], cols[place[i]] = sides[tiles[pick, 0]], sides[tiles[pick, 1]]
+        parts[place[i]] = splits[part_of_k]
 
 
 @compile_lazily
