@@ -29,13 +29,15 @@ from numpy.typing import NDArray
 from simulators.compiled import flat_over, inline_always, inline_never
 from simulators.device import PARTS, dram, events, histograms, lru, rings, servers
 
-Ways = NDArray[np.int32]
+Lines = NDArray[np.int32]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 END, LOAD, STORE, COMPUTE, WAIT, FENCE, LOOP, LISTED = range(8)
 """Operations of a program. COMPUTE: the CU is busy. WAIT: until all loads are there. FENCE: until those before the last
 fence are. LOOP: back to `TARGET`, `TIMES` times. LISTED: the next entry of a workgroup's list."""
+LIST_ADDRESS, LIST_BYTES, LIST_PC, LIST_KIND, LIST_NS = range(5)
+"""Columns of a list: what is asked for, by which instruction, one of LISTED_LOAD ..., and the ns before which not."""
 LISTED_LOAD, LISTED_STORE, LISTED_WAIT, LISTED_COMPUTE = range(4)
 """Entries of a list. LISTED_WAIT: as WAIT. LISTED_COMPUTE: as COMPUTE, of so much work as the address tells."""
 OP, PC, BASE, ROWS, STEP, BYTES, LOW, HIGH, PITCH, SCATTER, LEVEL, TIMES, TARGET, GRID = range(14)
@@ -62,8 +64,8 @@ _TICKS = 16.0  # of a ns: 31 bits then hold 0.13 s, the longest kernel
 class Machine(NamedTuple):
     """Numbers of a machine, and where its parts begin in three flat arrays.
 
-    Times are in ns. w (32 bits): tags, order of use and times of lines, and marks (dirty, reused, whose). m: integers;
-    t: times. Sizes are powers of two but for channels and ways; `channel_shift` is -1 where channels are not.
+    Times are in ns. one_*, two_*: tags, order of use, arrivals and marks (dirty, reused, whose) of L1 and L2. Sizes are
+    powers of two but for channels and ways; `channel_shift` is -1 where channels are not.
     """
 
     cycle: float
@@ -167,428 +169,480 @@ class Machine(NamedTuple):
     key: int
 
 
+class MemoryState(NamedTuple):
+    """State of the memory system in three flat arrays, in which parts begin where `machine` says.
+
+    lines: 32 bits; tags, order of use and times of lines, and their marks. counts: integers. times: in ns.
+    """
+
+    lines: Lines
+    counts: Ints
+    times: Floats
+    machine: Machine
+
+
 @inline_always
-def _fold(high: int, m: Ints, o: Machine) -> int:
+def _fold(high: int, memory: MemoryState) -> int:
     """Turn of the channel for the part of an address above it: linear over its bits."""
+    counts, machine = memory.counts, memory.machine
     # tables for each byte: as the function is linear, their results add up (exclusive or)
-    turn = m[o.fold + (high & 255)] ^ m[o.fold + 256 + (high >> 8 & 255)]
-    return turn ^ m[o.fold + 512 + (high >> 16 & 255)] ^ m[o.fold + 768 + (high >> 24 & 255)]
+    turn = counts[machine.fold + (high & 255)] ^ counts[machine.fold + 256 + (high >> 8 & 255)]
+    return turn ^ counts[machine.fold + 512 + (high >> 16 & 255)] ^ counts[machine.fold + 768 + (high >> 24 & 255)]
 
 
 @inline_always
-def place_line(line: int, m: Ints, o: Machine) -> tuple[int, int]:
+def place_line(line: int, memory: MemoryState) -> tuple[int, int]:
     """The channel of a line, and its number there."""
-    chunk = line >> o.chunk_shift
-    if o.channel_shift >= 0:  # a division takes long, and most machines have a power of two
-        high, low = chunk >> o.channel_shift, chunk & (o.channels - 1)
+    machine = memory.machine
+    chunk = line >> machine.chunk_shift
+    if machine.channel_shift >= 0:  # a division takes long, and most machines have a power of two
+        high, low = chunk >> machine.channel_shift, chunk & (machine.channels - 1)
     else:
-        high = chunk // o.channels
-        low = chunk - high * o.channels
-    if o.hashed:
+        high = chunk // machine.channels
+        low = chunk - high * machine.channels
+    if machine.hashed:
         # exclusive or permutes a power of two of channels; for other counts, a rotation does
-        low = low ^ _fold(high, m, o) if o.channel_shift >= 0 else (low + _fold(high, m, o)) % o.channels
-    return low, (high << o.chunk_shift) | (line & ((1 << o.chunk_shift) - 1))
+        turn = _fold(high, memory)
+        low = low ^ turn if machine.channel_shift >= 0 else (low + turn) % machine.channels
+    return low, (high << machine.chunk_shift) | (line & ((1 << machine.chunk_shift) - 1))
 
 
 @inline_always
-def _set_of(local: int, o: Machine) -> int:
+def _set_of(local: int, machine: Machine) -> int:
     """The set of L2 in a channel's slice."""
     # three slices of the number: strides of the set count must not fall into one set
-    turned = local ^ (local >> o.l2_shift) ^ (local >> (2 * o.l2_shift)) if o.l2_xor else local
-    return turned & ((1 << o.l2_shift) - 1)
+    turned = local ^ (local >> machine.l2_shift) ^ (local >> (2 * machine.l2_shift)) if machine.l2_xor else local
+    return turned & ((1 << machine.l2_shift) - 1)
 
 
 @inline_always
-def _local_of(tag: int, which: int, o: Machine) -> int:
+def _local_of(tag: int, which: int, machine: Machine) -> int:
     """The line of a channel with that tag and set."""
     # undoes the turn of `_set_of`: an exclusive or is its own inverse
-    low = which ^ (tag & ((1 << o.l2_shift) - 1)) ^ (tag >> o.l2_shift) if o.l2_xor else which
-    return (tag << o.l2_shift) | (low & ((1 << o.l2_shift) - 1))
+    low = which ^ (tag & ((1 << machine.l2_shift) - 1)) ^ (tag >> machine.l2_shift) if machine.l2_xor else which
+    return (tag << machine.l2_shift) | (low & ((1 << machine.l2_shift) - 1))
 
 
 @inline_always
-def _tick(when: float, t: Floats, o: Machine) -> int:
+def _tick(when: float, memory: MemoryState) -> int:
+    times, machine = memory.times, memory.machine
     # rounds down; whoever stores the time of a line adds one, so that nothing arrives too early
-    return int((when - t[o.start]) * _TICKS)
+    return int((when - times[machine.start]) * _TICKS)
 
 
 @inline_always
-def _until(tick: int, t: Floats, o: Machine) -> float:
-    return t[o.start] + tick / _TICKS
+def _until(tick: int, memory: MemoryState) -> float:
+    times, machine = memory.times, memory.machine
+    return times[machine.start] + tick / _TICKS
 
 
 @inline_never
-def _widen_bins(m: Ints, t: Floats, o: Machine) -> None:
+def _widen_bins(memory: MemoryState) -> None:
     """Make bins of time twice as wide, for a run that does not fit into them."""
-    t[o.width] *= 2.0
-    for channel in range(o.channels):
-        t[o.bin_from + channel] = -1e300  # to be found again
-    histograms.join_bins(m, o.bins_dram, o.channels, BINS)
-    histograms.join_bins(m, o.bins_cu, o.cus, BINS)
-    histograms.join_bins(t, o.busy, o.cus, BINS)
+    counts, times, machine = memory.counts, memory.times, memory.machine
+    times[machine.width] *= 2.0
+    for channel in range(machine.channels):
+        times[machine.bin_from + channel] = -1e300  # to be found again
+    histograms.join_bins(counts, machine.bins_dram, machine.channels, BINS)
+    histograms.join_bins(counts, machine.bins_cu, machine.cus, BINS)
+    histograms.join_bins(times, machine.busy, machine.cus, BINS)
 
 
 @inline_always
-def _bin(when: float, m: Ints, t: Floats, o: Machine) -> int:
-    while when >= BINS * t[o.width]:  # a long gap may need several doublings
-        _widen_bins(m, t, o)
-    return int(when / t[o.width])
+def _bin(when: float, memory: MemoryState) -> int:
+    times, machine = memory.times, memory.machine
+    while when >= BINS * times[machine.width]:  # a long gap may need several doublings
+        _widen_bins(memory)
+    return int(when / times[machine.width])
 
 
 @inline_always
-def _count_move(channel: int, when: float, m: Ints, t: Floats, o: Machine) -> None:
+def _count_move(channel: int, when: float, memory: MemoryState) -> None:
     """Count a line that DRAM moves, in its bin of time."""
+    counts, times, machine = memory.counts, memory.times, memory.machine
     # the bin of the last line serves most lines: no division
-    if not t[o.bin_from + channel] <= when < t[o.bin_from + channel] + t[o.width]:
-        place = _bin(when, m, t, o)
-        t[o.bin_from + channel], m[o.bin_of + channel] = place * t[o.width], o.bins_dram + place * o.channels + channel
-    m[m[o.bin_of + channel]] += 1
+    if not times[machine.bin_from + channel] <= when < times[machine.bin_from + channel] + times[machine.width]:
+        place = _bin(when, memory)
+        times[machine.bin_from + channel] = place * times[machine.width]
+        counts[machine.bin_of + channel] = machine.bins_dram + place * machine.channels + channel
+    counts[counts[machine.bin_of + channel]] += 1
 
 
 @inline_always
-def _activation(channel: int, local: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> int:
+def _activation(channel: int, local: int, now: float, memory: MemoryState) -> int:
     """The activation that serves a request which is there from `now`: one that is made, or a new one."""
-    block = local >> o.row_shift
-    row = block >> o.bank_shift
-    bank = block & ((1 << o.bank_shift) - 1)
-    if o.bank_xor:
-        bank ^= row & ((1 << o.bank_shift) - 1)  # rows that follow one another in one bank spread over all
-    flat_bank = (channel << o.bank_shift) + bank
-    if o.per_set:
-        m[o.by_bank + 2 * flat_bank] += 1
-    first, newest = flat_bank * HELD_ROWS, m[o.bank_newest + flat_bank]  # ring of activations of a bank, this the last
-    if w[o.bank_row + first + newest] == row:
-        m[o.total + ROW_HITS] += 1
-        m[o.by_channel + channel * 4 + 2] += 1
+    lines, counts, times, machine = memory
+    block = local >> machine.row_shift
+    row = block >> machine.bank_shift
+    bank = block & ((1 << machine.bank_shift) - 1)
+    if machine.bank_xor:
+        bank ^= row & ((1 << machine.bank_shift) - 1)  # rows that follow one another in one bank spread over all
+    flat_bank = (channel << machine.bank_shift) + bank
+    if machine.per_set:
+        counts[machine.by_bank + 2 * flat_bank] += 1
+    # ring of activations of a bank, this the last
+    first, newest = flat_bank * HELD_ROWS, counts[machine.bank_newest + flat_bank]
+    if lines[machine.bank_row + first + newest] == row:
+        counts[machine.total + ROW_HITS] += 1
+        counts[machine.by_channel + channel * 4 + 2] += 1
         return first + newest
     after = newest
     for _ in range(HELD_ROWS - 1):  # one before it, if it is open until after now
-        if t[o.bank_act + first + after] - o.trp <= now:
+        if times[machine.bank_act + first + after] - machine.trp <= now:
             break
         earlier = rings.place_of(after - 1, HELD_ROWS)  # backwards in the ring
-        if w[o.bank_row + first + earlier] == row:
-            m[o.total + ROW_HITS] += 1
-            m[o.by_channel + channel * 4 + 2] += 1
+        if lines[machine.bank_row + first + earlier] == row:
+            counts[machine.total + ROW_HITS] += 1
+            counts[machine.by_channel + channel * 4 + 2] += 1
             return first + earlier
         after = earlier  # each activation ends the one before it, tRP ahead of its own begin
     # the old row is closed after its last use, and two activations are tRC apart
-    precharged, cycled = t[o.bank_last + flat_bank] + o.trp, t[o.bank_act + first + newest] + o.trc
-    begin = dram.activation_at(now, precharged, cycled, t[o.gate + channel])
-    servers.serve(t, o.gate + channel, now, o.trrd)  # between activations of any two banks of a channel
+    precharged = times[machine.bank_last + flat_bank] + machine.trp
+    cycled = times[machine.bank_act + first + newest] + machine.trc
+    begin = dram.activation_at(now, precharged, cycled, times[machine.gate + channel])
+    servers.serve(times, machine.gate + channel, now, machine.trrd)  # between activations of any two banks of a channel
     newest = rings.place_of(newest + 1, HELD_ROWS)
-    m[o.bank_newest + flat_bank] = newest
-    w[o.bank_row + first + newest] = row
-    t[o.bank_act + first + newest] = begin
-    t[o.bank_last + flat_bank] = begin + o.tras  # a row stays open for tRAS, used or not
-    m[o.total + ACTIVATIONS] += 1
-    m[o.by_channel + channel * 4 + 3] += 1
-    if o.per_set:
-        m[o.by_bank + 2 * flat_bank + 1] += 1
+    counts[machine.bank_newest + flat_bank] = newest
+    lines[machine.bank_row + first + newest] = row
+    times[machine.bank_act + first + newest] = begin
+    times[machine.bank_last + flat_bank] = begin + machine.tras  # a row stays open for tRAS, used or not
+    counts[machine.total + ACTIVATIONS] += 1
+    counts[machine.by_channel + channel * 4 + 3] += 1
+    if machine.per_set:
+        counts[machine.by_bank + 2 * flat_bank + 1] += 1
     return first + newest
 
 
 @inline_always
-def _free_bus(channel: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> float:
+def _free_bus(channel: int, now: float, memory: MemoryState) -> float:
     """Time from which the channel's bus is free, after refreshes that are due."""
-    bus = max(t[o.bus + channel], now)
-    if bus >= t[o.refresh + channel]:
+    lines, times, machine = memory.lines, memory.times, memory.machine
+    bus = max(times[machine.bus + channel], now)
+    if bus >= times[machine.refresh + channel]:
         # those missed while the channel was idle have passed, and delay nobody
-        due = dram.refreshes_before(bus - t[o.refresh + channel], o.trefi) + 1
-        t[o.refresh + channel] += due * o.trefi
-        bus += o.trfc
-        first = (channel << o.bank_shift) * HELD_ROWS
-        for held_row in range(first, first + (HELD_ROWS << o.bank_shift)):
-            w[o.bank_row + held_row] = -1  # refresh closes every row of the channel
+        due = dram.refreshes_before(bus - times[machine.refresh + channel], machine.trefi) + 1
+        times[machine.refresh + channel] += due * machine.trefi
+        bus += machine.trfc
+        first = (channel << machine.bank_shift) * HELD_ROWS
+        for held_row in range(first, first + (HELD_ROWS << machine.bank_shift)):
+            lines[machine.bank_row + held_row] = -1  # refresh closes every row of the channel
     return bus
 
 
 @inline_always
-def _read(channel: int, local: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> float:
+def _read(channel: int, local: int, now: float, memory: MemoryState) -> float:
     """Time at which a line of DRAM arrives."""
+    counts, times, machine = memory.counts, memory.times, memory.machine
     # ring of the window: the entry that was taken `queue` requests ago
-    place = channel * o.queue + rings.place_of(m[o.entered + channel], o.queue)
-    m[o.entered + channel] += 1
-    enters = max(now, t[o.entry + place])
-    bus = _free_bus(channel, enters, w, m, t, o)  # refreshes due come first
-    which = _activation(channel, local, enters, w, m, t, o)
+    place = channel * machine.queue + rings.place_of(counts[machine.entered + channel], machine.queue)
+    counts[machine.entered + channel] += 1
+    enters = max(now, times[machine.entry + place])
+    bus = _free_bus(channel, enters, memory)  # refreshes due come first
+    which = _activation(channel, local, enters, memory)
     # the row is open and the request there, then the latency of a column; or the bus is busy until then
-    begin = max(bus, dram.column_at(t[o.bank_act + which], o.trcd, enters) + o.tcl)
-    t[o.bus + channel] = bus + o.burst  # bursts follow without gaps: what waits for its bank is overtaken on the bus
-    t[o.entry + place] = begin  # it leaves the window when its burst begins
+    begin = max(bus, dram.column_at(times[machine.bank_act + which], machine.trcd, enters) + machine.tcl)
+    # bursts follow without gaps: what waits for its bank is overtaken on the bus
+    times[machine.bus + channel] = bus + machine.burst
+    times[machine.entry + place] = begin  # it leaves the window when its burst begins
     bank = which // HELD_ROWS
     # a row may close once the last column has been read, before its data are on the bus
-    t[o.bank_last + bank] = max(t[o.bank_last + bank], begin - o.tcl + o.burst)
-    m[o.total + READS] += 1
-    m[o.by_channel + channel * 4] += 1
-    _count_move(channel, begin, m, t, o)
-    return begin + o.burst
+    times[machine.bank_last + bank] = max(times[machine.bank_last + bank], begin - machine.tcl + machine.burst)
+    counts[machine.total + READS] += 1
+    counts[machine.by_channel + channel * 4] += 1
+    _count_move(channel, begin, memory)
+    return begin + machine.burst
 
 
 @inline_never
-def _drain_buffer(channel: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> None:
+def _drain_buffer(channel: int, now: float, memory: MemoryState) -> None:
     """Write the lines in the channel's buffer."""
+    counts, times, machine = memory.counts, memory.times, memory.machine
     # the bus turns from reads to writes
-    bus = _free_bus(channel, max(now, t[o.written + channel]), w, m, t, o) + o.to_write
-    t[o.accepts + channel] = t[o.written + channel] = bus  # the buffer takes lines again once the bus has turned
-    for slot in range(m[o.stored_count + channel]):
-        which = _activation(channel, m[o.stored + channel * o.buffer + slot], bus, w, m, t, o)
-        begin = max(bus, t[o.bank_act + which] + o.trcd)
+    bus = _free_bus(channel, max(now, times[machine.written + channel]), memory) + machine.to_write
+    # the buffer takes lines again once the bus has turned
+    times[machine.accepts + channel] = times[machine.written + channel] = bus
+    for slot in range(counts[machine.stored_count + channel]):
+        which = _activation(channel, counts[machine.stored + channel * machine.buffer + slot], bus, memory)
+        begin = max(bus, times[machine.bank_act + which] + machine.trcd)
         bank = which // HELD_ROWS
         # write recovery, before the row may close
-        t[o.bank_last + bank] = max(t[o.bank_last + bank], begin + o.burst + o.twr)
-        t[o.written + channel] = max(t[o.written + channel], begin + o.burst)
-        _count_move(channel, begin, m, t, o)
-        bus += o.burst
-    m[o.total + TURNS] += 1
-    t[o.bus + channel] = bus + o.to_read  # and back
-    m[o.stored_count + channel] = 0
+        times[machine.bank_last + bank] = max(times[machine.bank_last + bank], begin + machine.burst + machine.twr)
+        times[machine.written + channel] = max(times[machine.written + channel], begin + machine.burst)
+        _count_move(channel, begin, memory)
+        bus += machine.burst
+    counts[machine.total + TURNS] += 1
+    times[machine.bus + channel] = bus + machine.to_read  # and back
+    counts[machine.stored_count + channel] = 0
 
 
 @inline_always
-def _write(channel: int, local: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> float:
+def _write(channel: int, local: int, now: float, memory: MemoryState) -> float:
     """Time at which the buffer of a channel takes a line."""
-    taken = max(now, t[o.accepts + channel])
-    m[o.stored + channel * o.buffer + m[o.stored_count + channel]] = local
-    m[o.stored_count + channel] += 1
-    m[o.total + WRITES] += 1
-    m[o.by_channel + channel * 4 + 1] += 1
-    if m[o.stored_count + channel] == o.buffer:  # full: the only time at which it is drained, but for a kernel's end
-        _drain_buffer(channel, taken, w, m, t, o)
+    counts, times, machine = memory.counts, memory.times, memory.machine
+    taken = max(now, times[machine.accepts + channel])
+    counts[machine.stored + channel * machine.buffer + counts[machine.stored_count + channel]] = local
+    counts[machine.stored_count + channel] += 1
+    counts[machine.total + WRITES] += 1
+    counts[machine.by_channel + channel * 4 + 1] += 1
+    # full: the only time at which it is drained, but for a kernel's end
+    if counts[machine.stored_count + channel] == machine.buffer:
+        _drain_buffer(channel, taken, memory)
     return taken
 
 
 @inline_never
-def _rinse_row(entry: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> None:
+def _rinse_row(entry: int, now: float, memory: MemoryState) -> None:
     """Write back every dirty line of a row of DRAM."""
-    key, dirty = m[o.row_key + entry], m[o.row_dirty + entry]
-    channel, block = key % o.channels, key // o.channels  # undoes the key of `_mark_dirty`
-    for column in range(1 << o.row_shift):  # a bit for each line of a row: `row_bytes` is at most 62 lines
+    lines, counts, machine = memory.lines, memory.counts, memory.machine
+    key, dirty = counts[machine.row_key + entry], counts[machine.row_dirty + entry]
+    channel, block = key % machine.channels, key // machine.channels  # undoes the key of `_mark_dirty`
+    for column in range(1 << machine.row_shift):  # a bit for each line of a row: `row_bytes` is at most 62 lines
         if dirty >> column & 1:
-            local = (block << o.row_shift) | column
-            which = _set_of(local, o)
-            first = ((channel << o.l2_shift) + which) * o.l2_ways
-            way = lru.find_way(w, o.two_tag + first, o.l2_ways, local >> o.l2_shift)
-            if way >= 0 and w[o.two_mark + first + way] & DIRTY:  # evicted or cleaned meanwhile
-                w[o.two_mark + first + way] ^= DIRTY
-                m[o.total + RINSED] += 1
-                _write(channel, local, now, w, m, t, o)
-    m[o.row_dirty + entry] = 0
+            local = (block << machine.row_shift) | column
+            which = _set_of(local, machine)
+            first = ((channel << machine.l2_shift) + which) * machine.l2_ways
+            way = lru.find_way(lines, machine.two_tag + first, machine.l2_ways, local >> machine.l2_shift)
+            if way >= 0 and lines[machine.two_mark + first + way] & DIRTY:  # evicted or cleaned meanwhile
+                lines[machine.two_mark + first + way] ^= DIRTY
+                counts[machine.total + RINSED] += 1
+                _write(channel, local, now, memory)
+    counts[machine.row_dirty + entry] = 0
 
 
 @inline_always
-def _mark_dirty(channel: int, local: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> None:
+def _mark_dirty(channel: int, local: int, now: float, memory: MemoryState) -> None:
     """Note a dirty line in the index of rows; a row whose entry is taken from it is rinsed."""
-    key = (local >> o.row_shift) * o.channels + channel
-    entry = key & (o.rows - 1)  # direct-mapped: rows of one entry displace one another, as in a dirty-block index
-    if m[o.row_key + entry] != key:
-        if m[o.row_dirty + entry] != 0:
-            _rinse_row(entry, now, w, m, t, o)
-        m[o.row_key + entry] = key
-    m[o.row_dirty + entry] |= 1 << (local & ((1 << o.row_shift) - 1))
+    counts, machine = memory.counts, memory.machine
+    key = (local >> machine.row_shift) * machine.channels + channel
+    entry = key & (machine.rows - 1)  # direct-mapped: rows of one entry displace one another, as in a dirty-block index
+    if counts[machine.row_key + entry] != key:
+        if counts[machine.row_dirty + entry] != 0:
+            _rinse_row(entry, now, memory)
+        counts[machine.row_key + entry] = key
+    counts[machine.row_dirty + entry] |= 1 << (local & ((1 << machine.row_shift) - 1))
 
 
 @inline_always
-def _clean_line(way: int, channel: int, which: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> None:
+def _clean_line(way: int, channel: int, which: int, now: float, memory: MemoryState) -> None:
     """Write back a dirty line; with rinsing, all of its row."""
-    local = _local_of(w[o.two_tag + way], which, o)
-    if o.rinse:
+    lines, machine = memory.lines, memory.machine
+    local = _local_of(lines[machine.two_tag + way], which, machine)
+    if machine.rinse:
         # this line is in the index too, so that it is written with the others
-        _rinse_row(((local >> o.row_shift) * o.channels + channel) & (o.rows - 1), now, w, m, t, o)
+        _rinse_row(((local >> machine.row_shift) * machine.channels + channel) & (machine.rows - 1), now, memory)
     else:
-        w[o.two_mark + way] ^= DIRTY
-        _write(channel, local, now, w, m, t, o)
+        lines[machine.two_mark + way] ^= DIRTY
+        _write(channel, local, now, memory)
 
 
 @inline_always
-def _evict_line(way: int, channel: int, which: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> None:
+def _evict_line(way: int, channel: int, which: int, now: float, memory: MemoryState) -> None:
     """Make room: teach the predictor about a line that nobody used, and write it back."""
-    if w[o.two_tag + way] >= 0:
-        mark = w[o.two_mark + way]
+    lines, counts, machine = memory.lines, memory.counts, memory.machine
+    if lines[machine.two_tag + way] >= 0:
+        mark = lines[machine.two_mark + way]
         if not mark & REUSED:  # brought, and never asked for again
-            m[o.total + USELESS] += 1
+            counts[machine.total + USELESS] += 1
             # a stored line was counted when it came
-            if o.predict and not mark & STORED and which & (o.sampled - 1) == 0:
-                m[o.weight + (mark >> 3)] = max(m[o.weight + (mark >> 3)] - 1, 0)
+            if machine.predict and not mark & STORED and which & (machine.sampled - 1) == 0:
+                counts[machine.weight + (mark >> 3)] = max(counts[machine.weight + (mark >> 3)] - 1, 0)
         if mark & DIRTY:
-            m[o.total + EVICTED] += 1
-            _clean_line(way, channel, which, now, w, m, t, o)
+            counts[machine.total + EVICTED] += 1
+            _clean_line(way, channel, which, now, memory)
 
 
 @inline_always
-def _late(line: int, w: Ways, o: Machine) -> int:
+def _late(line: int, memory: MemoryState) -> int:
     """The entry of a line among those under way that L2 does not keep: its own, or that which is there first."""
+    lines, machine = memory.lines, memory.machine
     # multiplicative hashing: 2 ** 16 over the golden ratio
     turned = (line ^ (line >> LATE_SHIFT) * 0x9E37) & ((1 << LATE_SHIFT) - 1)
-    first = o.late + 2 * LATE_WAYS * turned
+    first = machine.late + 2 * LATE_WAYS * turned
     entry = first
     for way in range(1, LATE_WAYS):  # the one that arrives first is the one to overwrite
-        if w[first + way + LATE_WAYS] < w[entry + LATE_WAYS]:
+        if lines[first + way + LATE_WAYS] < lines[entry + LATE_WAYS]:
             entry = first + way
     for way in range(LATE_WAYS):
-        if w[first + way] == line >> LATE_SHIFT:
+        if lines[first + way] == line >> LATE_SHIFT:
             entry = first + way
     return entry
 
 
 @inline_always
-def serve_line(line: int, pc: int, store: int, arrives: float, w: Ways, m: Ints, t: Floats, o: Machine) -> float:
+def serve_line(line: int, pc: int, store: int, arrives: float, memory: MemoryState) -> float:
     """Time at which L2, or DRAM behind it, has a line, or has taken it."""
-    channel, local = place_line(line, m, o)
-    at = servers.serve(t, o.port + channel, arrives, o.lookup)  # tag look-ups of a slice come one by one
-    keeps = o.writes if store else o.reads
-    which = _set_of(local, o)
-    first = ((channel << o.l2_shift) + which) * o.l2_ways
+    lines, counts, times, machine = memory
+    channel, local = place_line(line, memory)
+    # tag look-ups of a slice come one by one
+    at = servers.serve(times, machine.port + channel, arrives, machine.lookup)
+    keeps = machine.writes if store else machine.reads
+    which = _set_of(local, machine)
+    first = ((channel << machine.l2_shift) + which) * machine.l2_ways
     way = -1
-    if o.reads:  # something may be there
-        way = lru.find_way(w, o.two_tag + first, o.l2_ways, local >> o.l2_shift)
-        m[o.total + STAMP] += 1
-        if o.per_set:
-            m[o.by_set + 3 * ((channel << o.l2_shift) + which)] += 1
+    if machine.reads:  # something may be there
+        way = lru.find_way(lines, machine.two_tag + first, machine.l2_ways, local >> machine.l2_shift)
+        counts[machine.total + STAMP] += 1
+        if machine.per_set:
+            counts[machine.by_set + 3 * ((channel << machine.l2_shift) + which)] += 1
     if way >= 0:
         way += first
-        w[o.two_used + way] = lru.order_of_use(m[o.total + STAMP], way - first)
-        if w[o.two_pend + way] > _tick(at, t, o):  # the line is under way: a load waits for it, a store goes on
-            m[o.total + L2_MERGED] += 1
+        lines[machine.two_used + way] = lru.order_of_use(counts[machine.total + STAMP], way - first)
+        # the line is under way: a load waits for it, a store goes on
+        if lines[machine.two_pend + way] > _tick(at, memory):
+            counts[machine.total + L2_MERGED] += 1
             if not store:
-                return _until(w[o.two_pend + way], t, o)
+                return _until(lines[machine.two_pend + way], memory)
         else:
-            m[o.total + L2_HITS] += 1
-            mark = w[o.two_mark + way]
+            counts[machine.total + L2_HITS] += 1
+            mark = lines[machine.two_mark + way]
             if not mark & REUSED:  # the first use alone teaches, once a line
-                w[o.two_mark + way] = mark | REUSED  # used: its end will not lower the counter
-                if o.predict and which & (o.sampled - 1) == 0:
-                    m[o.weight + (mark >> 3)] = min(m[o.weight + (mark >> 3)] + o.reward, o.most)
+                lines[machine.two_mark + way] = mark | REUSED  # used: its end will not lower the counter
+                if machine.predict and which & (machine.sampled - 1) == 0:
+                    counts[machine.weight + (mark >> 3)] = min(
+                        counts[machine.weight + (mark >> 3)] + machine.reward, machine.most
+                    )
         if not store:
-            return at + o.l2_hit
+            return at + machine.l2_hit
         if not keeps:
             # a policy without stores writes through, and updates the line on its way
-            return _write(channel, local, at + o.far, w, m, t, o)
-        if not w[o.two_mark + way] & DIRTY:
-            w[o.two_mark + way] |= DIRTY
-            if o.rinse:
-                _mark_dirty(channel, local, at, w, m, t, o)
+            return _write(channel, local, at + machine.far, memory)
+        if not lines[machine.two_mark + way] & DIRTY:
+            lines[machine.two_mark + way] |= DIRTY
+            if machine.rinse:
+                _mark_dirty(channel, local, at, memory)
         return at
-    if o.reads and o.per_set:
-        m[o.by_set + 3 * ((channel << o.l2_shift) + which) + 1] += 1
+    if machine.reads and machine.per_set:
+        counts[machine.by_set + 3 * ((channel << machine.l2_shift) + which) + 1] += 1
     # sampled sets keep all, so that the counter can recover
-    if keeps and o.predict and which & (o.sampled - 1) != 0 and m[o.weight + pc] == 0:
-        m[o.total + PREDICTED] += 1
+    if keeps and machine.predict and which & (machine.sampled - 1) != 0 and counts[machine.weight + pc] == 0:
+        counts[machine.total + PREDICTED] += 1
         keeps = 0
     if keeps:
-        way = lru.oldest_arrived_way(w, o.two_used + first, o.two_pend + first, o.l2_ways, _tick(at, t, o))
-        if way < 0 and o.bypass:
-            m[o.total + L2_BYPASSED] += 1
+        way = lru.oldest_arrived_way(
+            lines, machine.two_used + first, machine.two_pend + first, machine.l2_ways, _tick(at, memory)
+        )
+        if way < 0 and machine.bypass:
+            counts[machine.total + L2_BYPASSED] += 1
             keeps = 0
         elif way < 0:  # every way is under way: the slice stands still until one has arrived
-            soon = lru.soonest_arrival(w, o.two_pend + first, o.l2_ways)
-            m[o.total + L2_STALLS] += 1
-            if o.per_set:
-                m[o.by_set + 3 * ((channel << o.l2_shift) + which) + 2] += 1
-            t[o.spent + L2_STALLED] += _until(soon, t, o) - at
-            at = _until(soon, t, o)
-            t[o.port + channel] = at + o.lookup
-            way = lru.oldest_arrived_way(w, o.two_used + first, o.two_pend + first, o.l2_ways, soon)
+            soon = lru.soonest_arrival(lines, machine.two_pend + first, machine.l2_ways)
+            counts[machine.total + L2_STALLS] += 1
+            if machine.per_set:
+                counts[machine.by_set + 3 * ((channel << machine.l2_shift) + which) + 2] += 1
+            times[machine.spent + L2_STALLED] += _until(soon, memory) - at
+            at = _until(soon, memory)
+            times[machine.port + channel] = at + machine.lookup
+            way = lru.oldest_arrived_way(
+                lines, machine.two_used + first, machine.two_pend + first, machine.l2_ways, soon
+            )
     if store and not keeps:
-        return _write(channel, local, at + o.far, w, m, t, o)  # a store that is not kept goes on to DRAM
+        return _write(channel, local, at + machine.far, memory)  # a store that is not kept goes on to DRAM
     late = 0
     if not keeps:  # in-flight coalescing alone
-        late = _late(line, w, o)
+        late = _late(line, memory)
         # under way already: one request to DRAM serves both
-        if w[late] == line >> LATE_SHIFT and w[late + LATE_WAYS] > _tick(at, t, o):
-            m[o.total + L2_MERGED] += 1
-            return _until(w[late + LATE_WAYS], t, o)
+        if lines[late] == line >> LATE_SHIFT and lines[late + LATE_WAYS] > _tick(at, memory):
+            counts[machine.total + L2_MERGED] += 1
+            return _until(lines[late + LATE_WAYS], memory)
     else:
         way += first
-        _evict_line(way, channel, which, at, w, m, t, o)
-        t[o.port + channel] += o.fill  # the slice is busy while it takes the line
+        _evict_line(way, channel, which, at, memory)
+        times[machine.port + channel] += machine.fill  # the slice is busy while it takes the line
     done = at  # a store fills its line without reading it
     if not store:
-        done = _read(channel, local, at + o.far, w, m, t, o) + o.far
-        m[o.total + L2_MISSES] += 1
+        done = _read(channel, local, at + machine.far, memory) + machine.far
+        counts[machine.total + L2_MISSES] += 1
     if keeps:
-        w[o.two_tag + way] = local >> o.l2_shift
-        w[o.two_used + way] = lru.order_of_use(m[o.total + STAMP], way - first)
-        w[o.two_pend + way] = 0 if store else _tick(done, t, o) + 1  # nothing to wait for
-        w[o.two_mark + way] = (pc << 3) | (STORED | DIRTY if store else 0)
+        lines[machine.two_tag + way] = local >> machine.l2_shift
+        lines[machine.two_used + way] = lru.order_of_use(counts[machine.total + STAMP], way - first)
+        lines[machine.two_pend + way] = 0 if store else _tick(done, memory) + 1  # nothing to wait for
+        lines[machine.two_mark + way] = (pc << 3) | (STORED | DIRTY if store else 0)
         # at once, not at its end: a later use raises the counter again
-        if store and o.predict and which & (o.sampled - 1) == 0:
-            m[o.weight + pc] = max(m[o.weight + pc] - 1, 0)
-        if store and o.rinse:
-            _mark_dirty(channel, local, at, w, m, t, o)
+        if store and machine.predict and which & (machine.sampled - 1) == 0:
+            counts[machine.weight + pc] = max(counts[machine.weight + pc] - 1, 0)
+        if store and machine.rinse:
+            _mark_dirty(channel, local, at, memory)
     else:
-        w[late], w[late + LATE_WAYS] = line >> LATE_SHIFT, _tick(done, t, o) + 1  # to merge with, until it has arrived
+        # to merge with, until it has arrived
+        lines[late], lines[late + LATE_WAYS] = line >> LATE_SHIFT, _tick(done, memory) + 1
     return done
 
 
 @inline_always
-def _ready_first(cu: int, t: Floats, o: Machine) -> int:
+def _ready_first(cu: int, memory: MemoryState) -> int:
     """The workgroup of a CU that has been ready longest, or will be first; ties go to the lower place."""
-    first = o.ready + cu * o.held
-    return events.earliest(t, first, first + o.held) - o.ready
+    times, machine = memory.times, memory.machine
+    first = machine.ready + cu * machine.held
+    return events.earliest(times, first, first + machine.held) - machine.ready
 
 
 @inline_always
-def _next_of(cu: int, m: Ints, t: Floats, o: Machine) -> None:
+def _next_of(cu: int, memory: MemoryState) -> None:
     """Put the CU at the root of the heap to the time of its next operation."""
-    ready = _ready_first(cu, t, o)
+    counts, times, machine = memory.counts, memory.times, memory.machine
+    ready = _ready_first(cu, memory)
     # what waits for the CU itself comes next: one request a cycle for all its workgroups
-    t[o.key] = max(t[o.ready + ready], t[o.issue + cu])
-    events.sink_root(t, o.key, m, o.order, o.cus)
+    times[machine.key] = max(times[machine.ready + ready], times[machine.issue + cu])
+    events.sink_root(times, machine.key, counts, machine.order, machine.cus)
 
 
 @inline_always
-def _assign_workgroup(slot: int, group: int, extent: Ints, m: Ints, o: Machine) -> None:
+def _assign_workgroup(slot: int, group: int, extent: Ints, memory: MemoryState) -> None:
     """Give a workgroup to a place on a CU: its coordinates, the last of which runs fastest."""
+    counts, machine = memory.counts, memory.machine
     quotient = group
     for axis in range(3, -1, -1):  # the last coordinate runs fastest
-        m[o.grid + 4 * slot + axis] = quotient % extent[axis]
+        counts[machine.grid + 4 * slot + axis] = quotient % extent[axis]
         quotient //= extent[axis]
-    m[o.place + slot] = 0
-    m[o.row_at + slot], m[o.line_at + slot] = 0, -1  # no row begun
+    counts[machine.place + slot] = 0
+    counts[machine.row_at + slot], counts[machine.line_at + slot] = 0, -1  # no row begun
 
 
 @inline_never
-def _begin_kernel(start: float, groups: int, extent: Ints, w: Ways, m: Ints, t: Floats, o: Machine) -> int:
+def _begin_kernel(start: float, groups: int, extent: Ints, memory: MemoryState) -> int:
     """Empty L1s, settle everything in flight, and fill every slot with a workgroup; return the number of workgroups."""
-    t[o.start] = start
-    for index in range((o.cus << o.l1_shift) * o.l1_ways):  # L1s are write-through, so that nothing is lost
-        w[o.one_tag + index], w[o.one_pend + index] = -1, 0
-    for index in range((o.channels << o.l2_shift) * o.l2_ways):
-        w[o.two_pend + index] = 0
+    lines, counts, times, machine = memory
+    times[machine.start] = start
+    # L1s are write-through, so that nothing is lost
+    for index in range((machine.cus << machine.l1_shift) * machine.l1_ways):
+        lines[machine.one_tag + index], lines[machine.one_pend + index] = -1, 0
+    for index in range((machine.channels << machine.l2_shift) * machine.l2_ways):
+        lines[machine.two_pend + index] = 0
     for index in range(2 * PENDING):  # and nothing is under way from one kernel to the next
-        w[o.late + index] = -1
-    for index in range(o.cus * o.in_flight):
-        w[o.ring + index] = 0
+        lines[machine.late + index] = -1
+    for index in range(machine.cus * machine.in_flight):
+        lines[machine.ring + index] = 0
     next_group = 0
-    for place in range(o.held):  # CUs in turn, so that few workgroups spread over all
-        for cu in range(o.cus):
-            index = cu * o.held + place
-            t[o.ready + index] = np.inf
+    for place in range(machine.held):  # CUs in turn, so that few workgroups spread over all
+        for cu in range(machine.cus):
+            index = cu * machine.held + place
+            times[machine.ready + index] = np.inf
             if next_group < groups:
-                _assign_workgroup(index, next_group, extent, m, o)
-                t[o.ready + index] = t[o.done + index] = t[o.fence + index] = start
+                _assign_workgroup(index, next_group, extent, memory)
+                times[machine.ready + index] = times[machine.done + index] = times[machine.fence + index] = start
                 next_group += 1
-    for cu in range(o.cus):
-        t[o.issue + cu] = t[o.alu + cu] = start
-        t[o.key + cu], m[o.order + cu] = t[o.ready + cu * o.held], cu
+    for cu in range(machine.cus):
+        times[machine.issue + cu] = times[machine.alu + cu] = start
+        times[machine.key + cu], counts[machine.order + cu] = times[machine.ready + cu * machine.held], cu
     return next_group
 
 
 @inline_never
-def _end_kernel(end: float, w: Ways, m: Ints, t: Floats, o: Machine) -> float:
+def _end_kernel(end: float, memory: MemoryState) -> float:
     """Write back what is dirty, and empty the buffers."""
-    if o.writes:  # else nothing was ever left dirty
-        for channel in range(o.channels):
-            for which in range(1 << o.l2_shift):
-                first = ((channel << o.l2_shift) + which) * o.l2_ways
-                for way in range(first, first + o.l2_ways):
-                    if w[o.two_mark + way] & DIRTY:
-                        _clean_line(way, channel, which, end, w, m, t, o)
-    for channel in range(o.channels):
-        if m[o.stored_count + channel] > 0:
-            _drain_buffer(channel, end, w, m, t, o)
-    for channel in range(o.channels):  # the kernel ends with the last write
-        end = max(end, t[o.bus + channel], t[o.written + channel])
+    lines, counts, times, machine = memory
+    if machine.writes:  # else nothing was ever left dirty
+        for channel in range(machine.channels):
+            for which in range(1 << machine.l2_shift):
+                first = ((channel << machine.l2_shift) + which) * machine.l2_ways
+                for way in range(first, first + machine.l2_ways):
+                    if lines[machine.two_mark + way] & DIRTY:
+                        _clean_line(way, channel, which, end, memory)
+    for channel in range(machine.channels):
+        if counts[machine.stored_count + channel] > 0:
+            _drain_buffer(channel, end, memory)
+    for channel in range(machine.channels):  # the kernel ends with the last write
+        end = max(end, times[machine.bus + channel], times[machine.written + channel])
     return end
 
 
@@ -602,59 +656,59 @@ def run(
     marks: Ints,
     seen: Floats,
     start: float,
-    w: Ways,
-    m: Ints,
-    t: Floats,
-    o: Machine,
+    memory: MemoryState,
 ) -> float:
     """Run a kernel from `start` [ns]; when it has ended.
 
     code [P, FIELDS], work [P]: the program, and the time of COMPUTE, or of a unit of LISTED_COMPUTE [ns]. extent [4]:
-    of the grid, of which the first marks[-1] workgroups run. listed [R, 5]: address, bytes, pc, LISTED_LOAD ..., and
-    the ns from `start` before which it is not made; begins [workgroups + 1]: whose they are, by the last coordinate,
+    of the grid, of which the first marks[-1] workgroups run. listed [R, 5]: columns LIST_ADDRESS to LIST_NS, the
+    latter from `start`; begins [workgroups + 1]: whose they are, by the last coordinate,
     for LISTED. seen [marks, TOTALS + 1]: totals and time once so many workgroups had been given out.
     """
+    lines, counts, times, machine = memory
     groups, passed, end = marks[-1], 0, start
-    next_group = _begin_kernel(start, groups, extent, w, m, t, o)
-    while t[o.key] < np.inf:  # root of the heap: the CU that acts next
+    next_group = _begin_kernel(start, groups, extent, memory)
+    while times[machine.key] < np.inf:  # root of the heap: the CU that acts next
         while passed < len(marks) and next_group >= marks[passed]:  # several marks may be met by one step
-            seen[passed, TOTALS] = t[o.key]
+            seen[passed, TOTALS] = times[machine.key]
             for resident in range(TOTALS):
-                seen[passed, resident] = m[o.total + resident]
+                seen[passed, resident] = counts[machine.total + resident]
             passed += 1
-        cu = m[o.order]
-        resident = _ready_first(cu, t, o)
-        now, at = t[o.key], m[o.place + resident]
+        cu = counts[machine.order]
+        resident = _ready_first(cu, memory)
+        now, at = times[machine.key], counts[machine.place + resident]
         op = code[at, OP]
         if op == LISTED:  # not before its time, nor before what others ask for until then
-            owner = m[o.grid + 4 * resident + 3]
-            mine = begins[owner] + m[o.counter + 4 * resident + 3]
+            owner = counts[machine.grid + 4 * resident + 3]
+            mine = begins[owner] + counts[machine.counter + 4 * resident + 3]
             # its recorded time has not come: the CU goes back into the heap until then
-            if mine < begins[owner + 1] and start + listed[mine, 4] > now:
-                t[o.ready + resident] = t[o.key] = start + listed[mine, 4]
-                events.sink_root(t, o.key, m, o.order, o.cus)
+            if mine < begins[owner + 1] and start + listed[mine, LIST_NS] > now:
+                times[machine.ready + resident] = times[machine.key] = start + listed[mine, LIST_NS]
+                events.sink_root(times, machine.key, counts, machine.order, machine.cus)
                 continue
         if op == LOAD or op == STORE or op == LISTED:
             base, pc, size, rows, store = code[at, BASE], code[at, PC], code[at, BYTES], code[at, ROWS], op == STORE
             low, high, scatter = code[at, LOW], code[at, HIGH], code[at, SCATTER]
             if op == LISTED:
                 # the fourth counter of the loop is the place in the list
-                owner = m[o.grid + 4 * resident + 3]
-                mine, listed_kind = begins[owner] + m[o.counter + 4 * resident + 3], LISTED_WAIT
+                owner = counts[machine.grid + 4 * resident + 3]
+                mine, listed_kind = begins[owner] + counts[machine.counter + 4 * resident + 3], LISTED_WAIT
                 if mine < begins[owner + 1]:
-                    base, size, pc, listed_kind = listed[mine, 0], listed[mine, 1], listed[mine, 2], listed[mine, 3]
+                    base, size = listed[mine, LIST_ADDRESS], listed[mine, LIST_BYTES]
+                    pc, listed_kind = listed[mine, LIST_PC], listed[mine, LIST_KIND]
                 store = listed_kind == LISTED_STORE
                 if listed_kind >= LISTED_WAIT:
                     rows = 0  # no request, or the list is at its end
             else:
                 for axis in range(4):
-                    base += m[o.grid + 4 * resident + axis] * code[at, GRID + axis]
+                    base += counts[machine.grid + 4 * resident + axis] * code[at, GRID + axis]
                     # addresses are affine in coordinates and counters
-                    base += m[o.counter + 4 * resident + axis] * code[at, LOOPS + axis]
-            requested, done, before = now, t[o.done + resident], m[o.total + REQUESTS]
+                    base += counts[machine.counter + 4 * resident + axis] * code[at, LOOPS + axis]
+            requested, done, before = now, times[machine.done + resident], counts[machine.total + REQUESTS]
             # CUs may run ahead of one another by so little, or they would see caches out of order
-            horizon = min(t[o.key + 1], t[o.key + 2]) + SLACK * o.cycle  # may not see what is made after this
-            row, line, paused = m[o.row_at + resident], m[o.line_at + resident], False
+            # may not see what is made after this
+            horizon = min(times[machine.key + 1], times[machine.key + 2]) + SLACK * machine.cycle
+            row, line, paused = counts[machine.row_at + resident], counts[machine.line_at + resident], False
             while row < rows and not paused:
                 begin = base + row * code[at, STEP]  # a run of bytes
                 if scatter > 0:
@@ -670,118 +724,127 @@ def run(
                     # a run does not go on in the next row of the tensor
                     stop = min(stop, begin + code[at, PITCH] - (begin - low) % code[at, PITCH])
                 # lines of this run that were asked for before a pause are not asked for again
-                line = max(line, max(begin, low) >> o.line_shift)
-                while line <= (stop - 1) >> o.line_shift:
+                line = max(line, max(begin, low) >> machine.line_shift)
+                while line <= (stop - 1) >> machine.line_shift:
                     if now > horizon:
                         paused = True
                         break
                     way, first = -1, 0
-                    if o.reads and not store:  # L1 does not look for stores, nor keeps them
-                        which = (cu << o.l1_shift) + (line & ((1 << o.l1_shift) - 1))
-                        first = which * o.l1_ways
-                        way = lru.find_way(w, o.one_tag + first, o.l1_ways, line >> o.l1_shift)
-                        m[o.total + STAMP] += 1
+                    if machine.reads and not store:  # L1 does not look for stores, nor keeps them
+                        which = (cu << machine.l1_shift) + (line & ((1 << machine.l1_shift) - 1))
+                        first = which * machine.l1_ways
+                        way = lru.find_way(lines, machine.one_tag + first, machine.l1_ways, line >> machine.l1_shift)
+                        counts[machine.total + STAMP] += 1
                         if way >= 0:
-                            now += o.cycle  # a hit takes a cycle to issue, and no place in flight
-                            m[o.total + REQUESTS] += 1
-                            w[o.one_used + first + way] = lru.order_of_use(m[o.total + STAMP], way)
-                            arrived = _until(w[o.one_pend + first + way], t, o)
+                            now += machine.cycle  # a hit takes a cycle to issue, and no place in flight
+                            counts[machine.total + REQUESTS] += 1
+                            lines[machine.one_used + first + way] = lru.order_of_use(counts[machine.total + STAMP], way)
+                            arrived = _until(lines[machine.one_pend + first + way], memory)
                             # under way: it came with an earlier miss
-                            m[o.total + (L1_MERGED if arrived > now + o.l1_hit else L1_HITS)] += 1
-                            done = max(done, arrived, now + o.l1_hit)
+                            counts[machine.total + (L1_MERGED if arrived > now + machine.l1_hit else L1_HITS)] += 1
+                            done = max(done, arrived, now + machine.l1_hit)
                             line += 1
                             continue
                     # ring of places in flight, in the order of issue: the oldest is asked first
-                    slot = o.ring + cu * o.in_flight + m[o.head + cu]
-                    until = _until(w[slot], t, o)
+                    slot = machine.ring + cu * machine.in_flight + counts[machine.head + cu]
+                    until = _until(lines[slot], memory)
                     if until > now:
-                        t[o.spent + FULL] += until - now
+                        times[machine.spent + FULL] += until - now
                         now = until
                         continue  # time has passed: look at the horizon again
-                    if o.reads and not store:
+                    if machine.reads and not store:
                         way = lru.oldest_arrived_way(
-                            w, o.one_used + first, o.one_pend + first, o.l1_ways, _tick(now, t, o)
+                            lines,
+                            machine.one_used + first,
+                            machine.one_pend + first,
+                            machine.l1_ways,
+                            _tick(now, memory),
                         )
-                        if way < 0 and o.bypass:
-                            m[o.total + L1_BYPASSED] += 1
+                        if way < 0 and machine.bypass:
+                            counts[machine.total + L1_BYPASSED] += 1
                         elif way < 0:
                             # a tick later, when the line is no longer under way
-                            until = _until(lru.soonest_arrival(w, o.one_pend + first, o.l1_ways) + 1, t, o)
-                            m[o.total + L1_STALLS] += 1
-                            t[o.spent + L1_STALLED] += until - now
+                            until = _until(
+                                lru.soonest_arrival(lines, machine.one_pend + first, machine.l1_ways) + 1, memory
+                            )
+                            counts[machine.total + L1_STALLS] += 1
+                            times[machine.spent + L1_STALLED] += until - now
                             now = until
                             continue  # time has passed: another CU may go first, and the line is looked up anew
-                    now += o.cycle
-                    m[o.total + REQUESTS] += 1
-                    m[o.head + cu] = rings.next_place(m[o.head + cu], o.in_flight)
-                    came = serve_line(line, pc, store, now + o.hop, w, m, t, o)
+                    now += machine.cycle
+                    counts[machine.total + REQUESTS] += 1
+                    counts[machine.head + cu] = rings.next_place(counts[machine.head + cu], machine.in_flight)
+                    came = serve_line(line, pc, store, now + machine.hop, memory)
                     if store:
                         end = max(end, came)  # stores are not waited for, but the kernel ends after them
                     else:
-                        came += o.hop
+                        came += machine.hop
                         done = max(done, came)
                         if way >= 0:  # passed by: the line goes to the registers alone
-                            w[o.one_tag + first + way] = line >> o.l1_shift
-                            w[o.one_used + first + way] = lru.order_of_use(m[o.total + STAMP], way)
-                            w[o.one_pend + first + way] = _tick(came, t, o) + 1
-                    w[slot] = _tick(came, t, o) + 1  # the place is free again when the line is there
+                            lines[machine.one_tag + first + way] = line >> machine.l1_shift
+                            lines[machine.one_used + first + way] = lru.order_of_use(counts[machine.total + STAMP], way)
+                            lines[machine.one_pend + first + way] = _tick(came, memory) + 1
+                    lines[slot] = _tick(came, memory) + 1  # the place is free again when the line is there
                     line += 1
                 if not paused:
                     row, line = row + 1, -1  # the next run begins at its own first line
-            m[o.bins_cu + _bin(requested, m, t, o) * o.cus + cu] += m[o.total + REQUESTS] - before
-            t[o.issue + cu] = t[o.ready + resident] = now  # requests of one workgroup hold up the others of its CU
-            t[o.done + resident] = done
-            m[o.row_at + resident], m[o.line_at + resident] = (row, line) if paused else (0, -1)
+            made = counts[machine.total + REQUESTS] - before
+            counts[machine.bins_cu + _bin(requested, memory) * machine.cus + cu] += made
+            # requests of one workgroup hold up the others of its CU
+            times[machine.issue + cu] = times[machine.ready + resident] = now
+            times[machine.done + resident] = done
+            counts[machine.row_at + resident], counts[machine.line_at + resident] = (row, line) if paused else (0, -1)
             if paused:
-                _next_of(cu, m, t, o)  # other CUs first; this operation goes on where it stopped
+                _next_of(cu, memory)  # other CUs first; this operation goes on where it stopped
                 continue
             if op == LISTED and listed_kind == LISTED_WAIT:
-                t[o.ready + resident] = max(now, done)
+                times[machine.ready + resident] = max(now, done)
             elif op == LISTED and listed_kind == LISTED_COMPUTE:
-                servers.serve(t, o.alu + cu, now, base * work[at])
-                t[o.ready + resident] = t[o.alu + cu]
-                t[o.busy + _bin(now, m, t, o) * o.cus + cu] += base * work[at]
+                servers.serve(times, machine.alu + cu, now, base * work[at])
+                times[machine.ready + resident] = times[machine.alu + cu]
+                times[machine.busy + _bin(now, memory) * machine.cus + cu] += base * work[at]
         elif op == COMPUTE:
             # arithmetic of a CU comes one after another, requests go on meanwhile
-            servers.serve(t, o.alu + cu, now, work[at])
-            t[o.ready + resident] = t[o.alu + cu]
-            t[o.busy + _bin(now, m, t, o) * o.cus + cu] += work[at]
+            servers.serve(times, machine.alu + cu, now, work[at])
+            times[machine.ready + resident] = times[machine.alu + cu]
+            times[machine.busy + _bin(now, memory) * machine.cus + cu] += work[at]
         at += 1
         while True:  # what takes no time
             op = code[at, OP]
             if op == LOOP:
-                level = o.counter + 4 * resident + code[at, LEVEL]
+                level = machine.counter + 4 * resident + code[at, LEVEL]
                 # a loop without a count runs over the list of its workgroup
-                owner = m[o.grid + 4 * resident + 3] if code[at, TIMES] == 0 else 0
-                times = code[at, TIMES] if code[at, TIMES] > 0 else begins[owner + 1] - begins[owner]
-                m[level] += 1
-                at = code[at, TARGET] if m[level] < times else at + 1
-                if m[level] >= times:  # for the next time that the loop is entered
-                    m[level] = 0
+                owner = counts[machine.grid + 4 * resident + 3] if code[at, TIMES] == 0 else 0
+                turns = code[at, TIMES] if code[at, TIMES] > 0 else begins[owner + 1] - begins[owner]
+                counts[level] += 1
+                at = code[at, TARGET] if counts[level] < turns else at + 1
+                if counts[level] >= turns:  # for the next time that the loop is entered
+                    counts[level] = 0
             elif op == WAIT or op == FENCE:
-                t[o.ready + resident] = max(
-                    t[o.ready + resident], t[o.done + resident] if op == WAIT else t[o.fence + resident]
+                times[machine.ready + resident] = max(
+                    times[machine.ready + resident],
+                    times[machine.done + resident] if op == WAIT else times[machine.fence + resident],
                 )
                 # what was loaded until here is what the next fence waits for
-                t[o.fence + resident] = t[o.done + resident]
+                times[machine.fence + resident] = times[machine.done + resident]
                 at += 1
             elif op == END:
-                end = max(end, t[o.ready + resident], t[o.done + resident])
+                end = max(end, times[machine.ready + resident], times[machine.done + resident])
                 if next_group < groups:  # the place is free: the next workgroup starts there at once
-                    _assign_workgroup(resident, next_group, extent, m, o)
+                    _assign_workgroup(resident, next_group, extent, memory)
                     next_group += 1
                     at = 0
-                    t[o.done + resident] = t[o.fence + resident] = t[o.ready + resident]
+                    times[machine.done + resident] = times[machine.fence + resident] = times[machine.ready + resident]
                 else:
-                    t[o.ready + resident] = np.inf
+                    times[machine.ready + resident] = np.inf
                 break
             else:
                 break
-        m[o.place + resident] = at
-        _next_of(cu, m, t, o)
-    end = _end_kernel(end, w, m, t, o)
+        counts[machine.place + resident] = at
+        _next_of(cu, memory)
+    end = _end_kernel(end, memory)
     for last in range(passed, len(marks)):  # marks that no step met
         seen[last, TOTALS] = end
         for resident in range(TOTALS):
-            seen[last, resident] = m[o.total + resident]
+            seen[last, resident] = counts[machine.total + resident]
     return end

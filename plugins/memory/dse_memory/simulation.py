@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse_memory import engine
-from dse_memory.engine import Machine
+from dse_memory.engine import Machine, MemoryState
 from dse_memory.policy import Policy
 from dse_memory.program import Program
 from simulators.device import lru
@@ -91,28 +91,32 @@ class Simulation:
             for name, size in parts.items():
                 places[name], end = end, end + -(-size // 16) * 16  # whole cache lines, so that parts do not share one
             room[kind] = end
-        self.o = Machine(**numbers, **places, held=held, per_set=int(per_set))
-        self.w, self.m, self.t = np.zeros(room["w"], np.int32), np.zeros(room["m"], np.int64), np.zeros(room["t"])
+        self.memory = MemoryState(
+            lines=np.zeros(room["lines"], np.int32),
+            counts=np.zeros(room["counts"], np.int64),
+            times=np.zeros(room["times"]),
+            machine=Machine(**numbers, **places, held=held, per_set=int(per_set)),
+        )
         self.system, self._sizes = system, {name: size for parts in sizes.values() for name, size in parts.items()}
         self.policy, self._known, self.now = policy, set[int](), 0.0
         self._reset(system, policy)
 
     def part(self, name: str) -> NDArray[Any]:
         """One part of the state, by its name in `Machine`; a view."""
-        array: NDArray[Any] = next(getattr(self, kind) for kind, parts in _NAMES.items() if name in parts)
-        first = getattr(self.o, name)
+        array: NDArray[Any] = next(getattr(self.memory, kind) for kind, parts in _NAMES.items() if name in parts)
+        first = getattr(self.memory.machine, name)
         return array[first : first + self._sizes[name]]
 
     def _reset(self, system: MemorySystem, policy: Policy) -> None:
         for name in ("one_tag", "two_tag", "late", "bank_row", "row_key"):
             self.part(name)[:] = -1
-        for name, ways in (("one_used", self.o.l1_ways), ("two_used", self.o.l2_ways)):
+        for name, ways in (("one_used", self.memory.machine.l1_ways), ("two_used", self.memory.machine.l2_ways)):
             part = self.part(name)
             part[:] = np.arange(len(part)) % ways  # distinct ways in the low bits from the start
         for name in ("bank_act", "bank_last", "bin_from"):
             self.part(name)[:] = -1e300 if name == "bin_from" else -1e9  # long before the run: banks are idle
         self.part("key")[:] = np.inf  # two more entries than CUs, which the horizon reads
-        self.part("refresh")[:] = self.o.trefi
+        self.part("refresh")[:] = self.memory.machine.trefi
         self.part("width")[:] = _BIN_NS
         self.part("fold")[:] = Folds.of(system.gpu.mapping.channel_hash, system.gpu.dram.channels).table
 
@@ -177,7 +181,8 @@ class Simulation:
         # no list: a length of 0
         begins = listed[1] if listed[1].size else np.zeros(2, np.int64)
         arguments = (program.code, work, np.array(program.extent), listed[0], begins, marks, seen, self.now)
-        end = engine.run(*arguments, self.w, self.m, self.t, self.o._replace(held=workgroups))
+        machine = self.memory.machine._replace(held=workgroups)
+        end = engine.run(*arguments, self.memory._replace(machine=machine))
         if end - self.now > _LONGEST_NS:  # ticks have overflowed by then, so that the result is wrong
             seconds = (end - self.now) / _NS
             raise OverflowError(f"{program.name} runs for {seconds:g} s at once; simulate fewer requests")
@@ -211,13 +216,15 @@ class Simulation:
         """Order lines by their last use from 0 again, before the count runs out."""
         if self.part("total")[engine.STAMP] < _RENUMBER:
             return
-        for name, ways in (("one_used", self.o.l1_ways), ("two_used", self.o.l2_ways)):
+        for name, ways in (("one_used", self.memory.machine.l1_ways), ("two_used", self.memory.machine.l2_ways)):
             part = self.part(name)
             # twice sorted: ranks within each set, which keep the order of use
             order = np.argsort(part.reshape(-1, ways), axis=1, kind="stable")
             ranks = np.argsort(order, axis=1, kind="stable")
             part[:] = ((ranks << lru.WAY_BITS) + np.arange(ways)).reshape(-1)
-        self.part("total")[engine.STAMP] = max(self.o.l1_ways, self.o.l2_ways)  # after every rank
+        self.part("total")[engine.STAMP] = max(
+            self.memory.machine.l1_ways, self.memory.machine.l2_ways
+        )  # after every rank
 
 
 _Listed = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -320,13 +327,15 @@ def _log2(number: float) -> int:
 
 
 _NAMES: dict[str, tuple[str, ...]] = {
-    "w": ("one_tag", "one_used", "one_pend", "two_tag", "two_used", "two_pend", "two_mark", "late", "bank_row", "ring"),
-    "m": (
+    "lines": (
+        "one_tag", "one_used", "one_pend", "two_tag", "two_used", "two_pend", "two_mark", "late", "bank_row", "ring",
+    ),
+    "counts": (
         "row_key", "row_dirty", "weight", "bank_newest", "entered", "stored", "stored_count", "fold", "total",
         "by_channel", "by_set", "by_bank", "bin_of", "bins_dram", "bins_cu", "place", "row_at", "line_at", "counter",
         "grid", "order", "head",
     ),
-    "t": (
+    "times": (
         "bank_act", "bank_last", "bus", "gate", "entry", "accepts", "written", "refresh", "port", "spent", "bin_from",
         "width", "start", "busy", "ready", "done", "fence", "issue", "alu", "key",
     ),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dse.errors import ConfigError, Problem
 from dse_ptx import sm_state as ss
 from dse_ptx.coalescing import ATOMIC, GLOBAL, SHARED, SHARED_ATOMIC, coalesce
-from dse_ptx.sm_state import Launch, Sizes, State
+from dse_ptx.sm_state import Sizes, State, WarpStreams
 from dse_ptx.sms import OWN_PIPES, PIPES, SmArray
 from dse_ptx.warp_trace import Code, Unit, WarpTrace
 from simulators.device.records import record, table
@@ -51,7 +51,7 @@ class Grid:
     shift: Ints
 
 
-def instructions(trace: WarpTrace, machine: SmArray, grid: Grid | None) -> Launch:
+def instructions(trace: WarpTrace, machine: SmArray, grid: Grid | None) -> WarpStreams:
     """A trace's blocks, or those of a grid that repeat the first of them. Raises ConfigError of an odd shift."""
     code, has = trace.code, trace.access >= 0
     pcs, active = np.zeros(len(trace.addresses), np.int64), np.zeros(len(trace.addresses), np.uint32)
@@ -67,7 +67,7 @@ def instructions(trace: WarpTrace, machine: SmArray, grid: Grid | None) -> Launc
         # all blocks of a grid execute the streams of the first one
         coordinates, shift = grid.places, grid.shift // ss.SECTOR_BYTES
         first = np.zeros(len(grid.places), np.int64)
-    return Launch(
+    return WarpStreams(
         pcs=trace.pcs,
         accesses=trace.access,
         starts=trace.starts,
@@ -131,7 +131,7 @@ def _matrix_lanes(opcode: str, operations: float, rates: Mapping[str, float]) ->
     return LANES * max(operations / 2 / rates.get(kind, 1.0), 1.0)
 
 
-def sizes_of(launch: Launch, trace: WarpTrace, machine: SmArray, resident: int) -> Sizes:
+def sizes_of(launch: WarpStreams, trace: WarpTrace, machine: SmArray, resident: int) -> Sizes:
     """The model's sizes for a launch of which an SM holds `resident` blocks at once."""
     sm, gpu = machine.sm, machine.memory.gpu
     warps, l1 = math.ceil(trace.threads_per_block / LANES), float(gpu.l1.bytes)
@@ -163,7 +163,7 @@ def sizes_of(launch: Launch, trace: WarpTrace, machine: SmArray, resident: int) 
     )
 
 
-def idle_state(sizes: Sizes, launch: Launch) -> State:
+def idle_state(sizes: Sizes, launch: WarpStreams) -> State:
     """State before the first block is dispatched: no warp, empty caches."""
     schedulers, places = sizes.sms * sizes.schedulers, sizes.sms * sizes.places
     warps, lines = schedulers * sizes.warp_slots, sizes.sms * sizes.l1_sets * sizes.l1_ways

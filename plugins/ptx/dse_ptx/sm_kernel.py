@@ -55,9 +55,9 @@ from dse_ptx.sm_state import (
     UNITS,
     UNSELECTED,
     WINDOW,
-    Gpu,
     Ints,
     Sizes,
+    SmDevice,
     State,
 )
 from simulators.compiled import flat_over, inline_always, inline_never
@@ -85,16 +85,16 @@ def _spread(cycles: Ints, what: int, begin: int, end: int, shift: int) -> None:
 
 
 @inline_never
-def _ask(sector: int, pc: int, store: int, now: int, gpu: Gpu) -> int:
+def _ask(sector: int, pc: int, store: int, now: int, gpu: SmDevice) -> int:
     """Return the cycle in which L2, or DRAM behind it, has answered a request that leaves the SM now."""
     sizes, state, counts, machine = gpu.sizes, gpu.state, gpu.below.counts, gpu.below.machine
     # the engine counts hits in all: the difference tells of this request
     before = counts[machine.total + engine.L2_HITS] + counts[machine.total + engine.L2_MERGED]
     line, at = sector // sizes.line_sectors, now * sizes.cycle_ns + machine.hop
-    came = engine.serve_line(line, pc, store, at, gpu.below.ways, counts, gpu.below.times, machine)
+    came = engine.serve_line(line, pc, store, at, gpu.below)
     # nobody waits for a store to come back
     came += 0.0 if store else machine.hop
-    channel, _ = engine.place_line(line, counts, machine)
+    channel, _ = engine.place_line(line, gpu.below)
     place = (min(now >> state.clock.shift, BINS - 1) * sizes.channels + channel) * 2
     state.slices[place] += 1
     hits = counts[machine.total + engine.L2_HITS] + counts[machine.total + engine.L2_MERGED] - before
@@ -118,7 +118,7 @@ def _take_l1_line(sm: int, line: int, state: State, sizes: Sizes) -> int:
 
 
 @inline_always
-def _shift_of(access: int, place: int, gpu: Gpu) -> int:
+def _shift_of(access: int, place: int, gpu: SmDevice) -> int:
     """Sectors by which an access of the block at a place lies behind that of the first block."""
     shift, block = 0, gpu.state.places[place].block
     for axis in range(3):
@@ -127,7 +127,7 @@ def _shift_of(access: int, place: int, gpu: Gpu) -> int:
 
 
 @inline_always
-def _send(sm: int, sector: int, pc: int, cycle: int, gpu: Gpu) -> int:
+def _send(sm: int, sector: int, pc: int, cycle: int, gpu: SmDevice) -> int:
     """Make the requests of a sector, with a place in flight; return the cycle in which the last came."""
     sizes, state, kind = gpu.sizes, gpu.state, gpu.launch.code[pc].kind
     servers.serve(state.ports, sm, cycle * TICKS, sizes.port_ticks)
@@ -142,7 +142,7 @@ def _send(sm: int, sector: int, pc: int, cycle: int, gpu: Gpu) -> int:
 
 
 @inline_never
-def _touch(sm: int, warp: int, now: int, gpu: Gpu) -> int:
+def _touch(sm: int, warp: int, now: int, gpu: SmDevice) -> int:
     """Make the requests of an access from where it stopped; return the cycle from which the SM takes the next.
 
     `partial` is where it goes on, -1 once all are made, `arrives` the cycle of the last that came.
@@ -210,7 +210,7 @@ def _write(registers: Ints, warp: int, value: int, state: State) -> None:
 
 
 @inline_always
-def _prepare(warp: int, sm: int, now: int, gpu: Gpu) -> None:
+def _prepare(warp: int, sm: int, now: int, gpu: SmDevice) -> None:
     """Find when a warp's next instruction may be issued, and why not before; folded ones cost nothing."""
     sizes, launch, state = gpu.sizes, gpu.launch, gpu.state
     warps = state.warps
@@ -242,7 +242,7 @@ def _scheduler_of(sm: int, number: int, sizes: Sizes) -> int:
 
 
 @inline_never
-def _release(sm: int, place: int, now: int, gpu: Gpu) -> None:
+def _release(sm: int, place: int, now: int, gpu: SmDevice) -> None:
     """Let the warps that wait at a block's barrier go on: all that live have come."""
     sizes, warps, schedulers = gpu.sizes, gpu.state.warps, gpu.state.schedulers
     gpu.state.places[place].waiting = 0
@@ -256,7 +256,7 @@ def _release(sm: int, place: int, now: int, gpu: Gpu) -> None:
 
 
 @inline_never
-def _dispatch(sm: int, place: int, now: int, gpu: Gpu) -> None:
+def _dispatch(sm: int, place: int, now: int, gpu: SmDevice) -> None:
     """Give the next block to a place of an SM, if one is left."""
     sizes, launch, state = gpu.sizes, gpu.launch, gpu.state
     warps, schedulers, places = state.warps, state.schedulers, state.places
@@ -289,7 +289,7 @@ def _dispatch(sm: int, place: int, now: int, gpu: Gpu) -> None:
 
 
 @inline_never
-def _finish_warp(warp: int, sm: int, now: int, gpu: Gpu) -> None:
+def _finish_warp(warp: int, sm: int, now: int, gpu: SmDevice) -> None:
     """End a warp: the last one of a block makes room for the next block."""
     places, place = gpu.state.places, gpu.state.warps[warp].place
     places[place].live -= 1
@@ -304,7 +304,7 @@ def _finish_warp(warp: int, sm: int, now: int, gpu: Gpu) -> None:
 
 
 @inline_always
-def _count_issue(warp: int, sm: int, now: int, gpu: Gpu) -> None:
+def _count_issue(warp: int, sm: int, now: int, gpu: SmDevice) -> None:
     """Count an instruction that is issued, and what its warp has waited for since the one before it."""
     state, warps, shift = gpu.state, gpu.state.warps, gpu.state.clock.shift
     unit, bin_of = gpu.launch.code[gpu.launch.pcs[warps[warp].at]].unit, now >> shift
@@ -324,7 +324,7 @@ def _count_issue(warp: int, sm: int, now: int, gpu: Gpu) -> None:
 
 
 @inline_always
-def _issue(warp: int, sm: int, now: int, gpu: Gpu) -> bool:
+def _issue(warp: int, sm: int, now: int, gpu: SmDevice) -> bool:
     """Issue a warp's next instruction, or what is left of it; return whether it has been taken whole."""
     launch, state, warps = gpu.launch, gpu.state, gpu.state.warps
     pc, access, pipe = launch.pcs[warps[warp].at], launch.accesses[warps[warp].at], warps[warp].queue
@@ -387,7 +387,7 @@ def _choose_warp(scheduler: int, now: int, state: State, sizes: Sizes) -> int:
 
 
 @inline_always
-def _step(scheduler: int, sm: int, now: int, gpu: Gpu) -> None:
+def _step(scheduler: int, sm: int, now: int, gpu: SmDevice) -> None:
     """Let a scheduler issue, or find when it can."""
     sizes, state, warps = gpu.sizes, gpu.state, gpu.state.warps
     entry, shift = state.schedulers[scheduler], state.clock.shift
@@ -410,7 +410,7 @@ def _step(scheduler: int, sm: int, now: int, gpu: Gpu) -> None:
 
 
 @inline_always
-def _run_sm(sm: int, until: int, gpu: Gpu) -> None:
+def _run_sm(sm: int, until: int, gpu: SmDevice) -> None:
     """Let the schedulers of an SM act until a cycle."""
     schedulers, first = gpu.state.schedulers, sm * gpu.sizes.schedulers
     while True:
@@ -425,7 +425,7 @@ def _run_sm(sm: int, until: int, gpu: Gpu) -> None:
 
 
 @inline_never
-def _close_tables(gpu: Gpu) -> int:
+def _close_tables(gpu: SmDevice) -> int:
     """Let all schedulers' slots go to something until the last block has ended; return that cycle."""
     sizes, state = gpu.sizes, gpu.state
     end = 0
@@ -441,7 +441,7 @@ def _close_tables(gpu: Gpu) -> int:
 
 
 @flat_over(engine, sm_state, *PARTS)
-def run(gpu: Gpu) -> int:
+def run(gpu: SmDevice) -> int:
     """Run all blocks; return the cycle in which the last has ended."""
     sizes, state = gpu.sizes, gpu.state
     for place in range(sizes.places):

@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dse_memory.engine import Machine
+from dse_memory.engine import MemoryState
 from simulators.device.records import layout
 
 Shorts = NDArray[np.int32]
 Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 SECTOR_BYTES, LINE_SECTORS = 32, 4
 """Of a request to L1, and of a line of it."""
@@ -78,7 +77,7 @@ class Sizes(NamedTuple):
     channels: int
 
 
-class Launch(NamedTuple):
+class WarpStreams(NamedTuple):
     """Instructions of a launch.
 
     pcs, accesses [rows]: of the streams of warps; an access is -1 where there is none. starts [streams + 1]: into them.
@@ -133,19 +132,10 @@ class State(NamedTuple):
     slices: Ints
 
 
-class Below(NamedTuple):
-    """What lies below the SMs: the arrays and the numbers of `dse_memory.engine`."""
-
-    ways: Shorts
-    counts: Ints
-    times: Floats
-    machine: Machine
-
-
-class Gpu(NamedTuple):
-    """SMs with a launch and the memory below them."""
+class SmDevice(NamedTuple):
+    """SMs with a launch, and the memory below them (L2 and DRAM of `dse_memory.engine`)."""
 
     sizes: Sizes
-    launch: Launch
+    launch: WarpStreams
     state: State
-    below: Below
+    below: MemoryState

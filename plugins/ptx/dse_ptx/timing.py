@@ -21,7 +21,7 @@ from dse_memory.simulation import Simulation
 from dse_ptx import sm_kernel
 from dse_ptx import sm_state as ss
 from dse_ptx.sm_arrays import LANES, Grid, idle_state, instructions, sizes_of
-from dse_ptx.sm_state import Below, Launch, Sizes, State
+from dse_ptx.sm_state import Sizes, State, WarpStreams
 from dse_ptx.sms import SmArray
 from dse_ptx.warp_trace import WarpTrace
 
@@ -146,8 +146,7 @@ def time_launch(
     launch = launch._replace(first=launch.first[:blocks], coordinates=launch.coordinates[:blocks])
     sizes = sizes_of(launch, trace, machine, resident)
     state, memory = idle_state(sizes, launch), Simulation(machine.memory, WRITE_BACK, held=1)
-    below = Below(memory.w, memory.m, memory.t, memory.o)
-    memory.now = sm_kernel.run(ss.Gpu(sizes, launch, state, below)) * sizes.cycle_ns
+    memory.now = sm_kernel.run(ss.SmDevice(sizes, launch, state, memory.memory)) * sizes.cycle_ns
     left, error = _left_out(np.sort(state.ends), wave, (total - blocks) // wave)
     launch_s, cycles = machine.sm.launch * machine.cycle_s, int(state.counts.cycles)
     return LaunchTime(
@@ -189,7 +188,7 @@ def _tables(state: State, sizes: Sizes, memory: Simulation) -> dict[str, Any]:
     }
 
 
-def _flop(trace: WarpTrace, launch: Launch) -> float:
+def _flop(trace: WarpTrace, launch: WarpStreams) -> float:
     """Floating-point operations of the simulated blocks' active lanes."""
     of_rows = trace.code.operations[trace.pcs] * np.bitwise_count(trace.active)
     total, first = np.concatenate([[0.0], np.cumsum(of_rows)]), launch.first
