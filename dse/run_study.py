@@ -220,9 +220,8 @@ def _print_answer(planned: Plan, findings: Findings, outputs: Outputs) -> pd.Dat
     outputs.write_json("summary", {**outputs.read_json("summary"), "decisions": found})
     write_answer(outputs, planned.settings.study.module, table)
     for part in answer(outputs, table, verbose=planned.settings.verbose):
-        if not planned.settings.verbose and isinstance(part, Table):
-            fit_columns(part, console.width)
-        console.print(part)
+        is_fitted = isinstance(part, Table) and not planned.settings.verbose
+        console.print(fit_columns(part, console.width) if is_fitted else part)
     console.print(_describe_points(planned, findings), soft_wrap=True)
     if text := _most_frequent_reason(table):
         console.print(text, soft_wrap=True)

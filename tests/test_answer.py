@@ -16,6 +16,7 @@ from dse.cli import main
 from dse.results.answer import answer, claims_line, conclude
 from dse.results.claims import Claim, ClaimResult, judge
 from dse.results.run_folder import Outputs
+from dse.results.tables import fit_columns
 from dse.results.words import choice_in_words, gain_in_words
 from simulators import compiled
 from tests.folders import finished, key
@@ -52,6 +53,17 @@ def test_the_sentence_tells_the_geometric_mean_the_largest_gain_and_what_wins_mo
     text = conclude(outputs.read_json("summary"), table.sort_values("speedup", ascending=False))
     gains = "the geometric mean of speed-up is 2.00x over the baseline, the largest 4.00x (g1)"
     assert text == f"ring wins in 2 of 3 scenarios; {gains}"
+
+
+def test_a_table_that_is_too_wide_breaks_between_words_and_stays_as_it_is_itself() -> None:
+    table = Table("schedule", "time", box=None, pad_edge=False)
+    table.add_row("hetero_fused_1d in 8 chunks by DMA engines", "1.25 ms", end_section=True)
+    fitted = fit_columns(table, 30)
+    columns = [list(column.cells) for column in fitted.columns]
+    assert columns == [["hetero_fused_1d in 8\nchunks by DMA engines"], ["1.25 ms"]]
+    assert fitted.rows[0].end_section
+    assert list(table.columns[0].cells) == ["hetero_fused_1d in 8 chunks by DMA engines"]
+    assert fit_columns(table, 200) is table
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ def test_help_is_a_screen_and_lists_have_every_option_with_its_description(capsy
     screen = capsys.readouterr().out.splitlines()
     assert len(screen) <= 40
     assert max(map(len, screen)) <= 120
+    assert "importance" not in "".join(screen)  # a command under study of a verb that is supported
     for group in ("study", "simulator", "search", "schedule", "system", "workload", "tracking", *OF_STEPS):
         assert main([plural(group), "--all"]) == 0
         entries = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if len(line.split()) > 1]

@@ -46,6 +46,17 @@ OPERATORS = ("embedding", "gemv", "gemm")
 every_system = pytest.mark.parametrize("system", SYSTEMS)
 
 
+@pytest.mark.parametrize(("kind", "models"), [("embedding", {"collective"}), ("gemm", {"gemm", "collective"})])
+def test_a_design_names_a_model_of_gemms_where_it_has_one(kind: str, models: set[str]) -> None:
+    tree = {
+        "system": shipped("system")["mi210_4"],
+        "workload": {"name": "mine", "operators": dag(kind, rows=64, width=64, depth=4)},
+        "schedule": shipped("schedule")["fused_kernels"],
+    }
+    design = backend("fluid").design(tree)
+    assert backend("fluid").models(design).keys() == models
+
+
 def dag(kind: str, *, rows: int, width: int, depth: int) -> dict[str, Any]:
     """An operator and its collective, or a collective and the embedding that it updates."""
     all_to_all = {"kind": "collective", "pattern": "all_to_all", "rows": rows, "cols": width, "precision": "fp16"}

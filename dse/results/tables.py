@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import textwrap
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _GAP = 2  # blanks between two columns; one where room is short
 _UNIT = re.compile(r"(?<=\d) (?=%|[mµn]?s\b|[KMGT]?i?B\b)")  # a number and its unit are one word
 _JOINT = "\0"
 
 
-def fit_columns(table: Any, width: int) -> None:
-    """Narrow the columns of a table without a box so that it fits into a width [characters] and no word is broken.
+def fit_columns(table: Table, width: int) -> Table:
+    """A table without a box whose columns are narrow enough for a width [characters], with no word broken.
 
-    The widest columns give way first, each down to its longest word. A table that cannot fit is left as it is.
+    The widest columns give way first, each down to its longest word. A table that cannot fit is returned as it is.
     """
     texts = [[str(column.header), *map(str, column.cells)] for column in table.columns]
     widths = [max(map(len, column)) for column in texts]
@@ -24,16 +28,22 @@ def fit_columns(table: Any, width: int) -> None:
     ]
     gaps = len(widths) - 1
     if sum(widths) + _GAP * gaps <= width or sum(least) + gaps > width:
-        return
-    table.collapse_padding = sum(least) + _GAP * gaps > width
-    room = width - gaps * (1 if table.collapse_padding else _GAP)
+        return table
+    is_tight = sum(least) + _GAP * gaps > width
+    room = width - gaps * (1 if is_tight else _GAP)
     while sum(widths) > room:
         # rich itself would level all columns, and break words of the widest
         widest = max((place for place in range(len(widths)) if widths[place] > least[place]), key=widths.__getitem__)
         widths[widest] -= 1
-    for column, (_, *cells), size in zip(table.columns, texts, widths, strict=True):
+    fitted = copy.copy(table)
+    fitted.collapse_padding, fitted.rows = is_tight, []
+    fitted.columns = [column.copy() for column in table.columns]  # without their cells
+    for column, size in zip(fitted.columns, widths, strict=True):
         column.width = size
-        column._cells = [_wrapped(text, size) for text in cells]
+    lines = [map(_wrapped, cells, [size] * len(cells)) for (_, *cells), size in zip(texts, widths, strict=True)]
+    for row, cells in zip(table.rows, zip(*lines, strict=True), strict=True):
+        fitted.add_row(*cells, style=row.style, end_section=row.end_section)
+    return fitted
 
 
 def _longest_word(texts: list[str]) -> int:

@@ -159,7 +159,7 @@ def _program_text(*, every: bool = False) -> str:
 def _verbs(*, research: bool) -> Iterator[tuple[str, str]]:
     """Verbs with what they are for, and the names of their commands where these are several.
 
-    research: those whose commands all lie in packages under study, or the others.
+    research: those whose commands all lie in packages under study, or the others, without such commands among theirs.
     """
     commands = plugins.declarations("COMMANDS")
     purposes = _purposes()
@@ -169,7 +169,8 @@ def _verbs(*, research: bool) -> Iterator[tuple[str, str]]:
         studied = bool(named) and all(plugins.is_research(command.target) for command in named.values())
         if studied != research:
             continue
-        inner = ", ".join(name.partition(" ")[2] for name in sorted(named) if name != verb)
+        supported = {name for name, command in named.items() if research or not plugins.is_research(command.target)}
+        inner = ", ".join(name.partition(" ")[2] for name in sorted(supported - {verb}))
         if inner:
             yield verb, f"{purposes.get(verb, '')}: {inner}".lstrip(": ")
         elif verb in commands or verb == "run":

@@ -18,17 +18,19 @@ Positive = Annotated[Number, Field(gt=0)]
 
 
 class SharedGemm(Frozen):
-    """Numbers of GEMMs by older libraries (`simulators.costs.gemm.tiles`).
+    """Numbers of GEMMs by older libraries (`simulators.costs.gemm.tiles`), and beside others (`...gemm.sharing`).
 
     reread: share of what super-tiles read again that misses the last-level cache. across_hbm: share of the extra cost
     of reading across a stride that is the HBM's. stride_base: doublings that a transposed A costs anyway.
-    camping_free_log2: strides whose power of two is at most that use all channels.
+    camping_free_log2: strides whose power of two is at most that use all channels. cached_output: share of C that takes
+    room in the last-level cache on its way out.
     """
 
     reread: Positive
     across_hbm: Positive
     stride_base: Positive
     camping_free_log2: Positive
+    cached_output: Positive
 
 
 class SharedLibrary(Frozen):

@@ -123,11 +123,11 @@ class OverlapDesign(Frozen):
 
 
 def model_names(design: OverlapDesign) -> Mapping[str, str]:
-    """Operator -> name of the model of its cost, with what the schedule's family refines."""
+    """Operator -> name of the model of its cost, with what the schedule's family refines; `gemm` where there is one."""
     refinement = getattr(design.schedule, "gemm_refinement", "")
     models = sorted({design.system.gemm_model(precision) for precision in gemm_precisions(design.workload)})
     gemm = ", ".join(models) + (f" with {refinement}" if refinement else "")
-    return {"gemm": gemm, "collective": design.system.costs.collective}
+    return ({"gemm": gemm} if models else {}) | {"collective": design.system.costs.collective}
 
 
 def model_rules(system: System, workload: Workload, schedule: Schedule) -> Iterator[Rule]:

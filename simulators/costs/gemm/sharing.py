@@ -10,14 +10,15 @@ share of L bytes of the last-level cache:
     alone = ceil(n / c) 2 tm tn k / (F e q(min(o, ceil(n / c))))     the busiest CU (wave quantisation)
     LLC   = n k (tm + tn) b                                          bytes into CUs
     HBM   = (A + B + C + (p - 1) min(A, B) (1 - h)) b                p = ceil(n d / (c o)) waves, d kernels at once
-    h     = min(1, L / (d (min(A, B) + C / 4)))                      of what a wave reads again
+    h     = min(1, L / (d (min(A, B) + s C)))                        of what a wave reads again, s = 1/4
 
 Alone a kernel takes max(alone, LLC / rate, HBM / rate) + launch. Kernels that run at once share CUs, LLC and HBM rates;
 each has an equal share of the LLC's bytes and of the workgroups that are there at once, so it comes in more waves; and
 workgroups of one fill what another one's last wave leaves. A library picks the kernel that is fastest alone on the
 whole GPU. One that is globally optimised (GOLDYLOC, arXiv:2409.02227) is picked at each degree of concurrency from
 those that are fastest alone on all, a half and a quarter of the CUs and the LLC. Derived (the model of
-`simulators.costs.gemm.waves` with occupancy and shares); no number is fitted.
+`simulators.costs.gemm.waves` with occupancy and shares); no number is fitted. s is `cached_output` of
+conf/data/operators.yaml.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from numpy.typing import ArrayLike, NDArray
 from simulators.costs.gemm.waves import WaveGemms
 from simulators.hardware.machine import Gpu
 from simulators.hardware.parts import GemmLibrary
+from simulators.hardware.shared import shared_constants
 
 Floats = NDArray[np.float64]
 
@@ -38,7 +40,6 @@ Choice = Literal["isolated", "shared", "best"]
 SHARES = (1.0, 0.5, 0.25)
 """Of the GPU, under which candidates are tuned."""
 _ACCUMULATOR_BYTES = 4.0  # fp32, in registers
-_HELD_OUTPUT = 0.25  # of C, which takes room in the cache on its way out: C / 4 of the equation of h
 _BUFFERS = 2.0  # of operands in the LDS: one is filled while the other one is read
 
 
@@ -139,7 +140,9 @@ def hbm_traffic(operands: Floats, cache_bytes: ArrayLike, waves: ArrayLike) -> F
     cache_bytes: of the last-level cache that a GEMM has; waves: of the workgroups that run at once.
     """
     small = np.minimum(operands[0], operands[1])
-    hit_rate = np.minimum(1.0, np.asarray(cache_bytes, float) / (small + _HELD_OUTPUT * operands[2]))
+    hit_rate = np.minimum(
+        1.0, np.asarray(cache_bytes, float) / (small + shared_constants().gemm.cached_output * operands[2])
+    )
     return np.asarray(operands.sum(axis=0) + (np.asarray(waves, float) - 1) * small * (1 - hit_rate))
 
 
