@@ -14,7 +14,6 @@ import gc
 import io
 import os
 import re
-import shlex
 import sys
 import tempfile
 import threading
@@ -38,7 +37,7 @@ from dse.config.options import (
     search_path,
     without_own_folder,
 )
-from dse.errors import Broken, ConfigError, Problem, Problems, environment_text
+from dse.errors import Broken, ConfigError, Problems, environment_text
 from dse.errors.texts import CLOSED_PIPE, ClosedPipe, Masks, printable, printable_streams, secrets_known
 
 if TYPE_CHECKING:
@@ -127,7 +126,6 @@ def _dispatch(words: list[str]) -> int:
     if words[0] != "run" and "=" not in words[0] and not words[0].startswith(("-", "+", "~")):
         return _run_command(words)
     words = _named_study(words)
-    _refuse_command_after(words)
     if _needs_hydra(words):
         return _hydra(words)
     planned = _planned(overrides(words), own_folder(words))
@@ -251,9 +249,9 @@ def _run_command(words: Sequence[str]) -> int:
     is_verb = len(words) == 1 and commands_of(words[0])
     text = help_text(words, None) if is_verb else list_text(words[0], words[1:], own_folder(words))
     if not text:
-        from dse.shell.mistakes import problems_of_no_command
+        from dse.shell.mistakes import problem_of_no_command
 
-        raise ConfigError(problems_of_no_command(words))
+        raise ConfigError([problem_of_no_command(words)])
     print(text)
     return OK
 
@@ -274,30 +272,17 @@ def _run_named(name: str, words: Sequence[str]) -> int:
     return answer if isinstance(answer, int) else int(answer.show())
 
 
-def _refuse_command_after(words: Sequence[str]) -> None:
-    """Raise ConfigError for a command that does not stand first."""
-    bare = [place for place in range(1, len(words)) if re.fullmatch(r"[a-z]+", words[place])]
-    commands = plugins.names("command") if bare else ()  # which imports every package
-    named = {name.rpartition(" ")[2]: name for name in commands} | {name: name for name in commands}
-    for place in bare:
-        typed = next((some for count in (2, 1) if (some := " ".join(words[place : place + count])) in named), "")
-        if typed:
-            after = words[place + len(typed.split()) :]
-            way = shlex.join(["python", "-m", "dse", *named[typed].split(), *words[:place], *after])
-            raise ConfigError([Problem(named[typed], "is a command, which stands first", way_out=f"write `{way}`")])
-
-
 def _needs_hydra(words: Sequence[str]) -> bool:
     """Hydra's own flags go to Hydra. Raises ConfigError for flags that would read other configurations, or pickles."""
-    typed = [(word, words[place + 1 :]) for place, word in enumerate(words) if word.startswith("-")]
-    flags = [word.partition("=")[0] for word, _ in typed if word not in VERBOSE]
+    typed = [word for word in words if word.startswith("-") and word not in VERBOSE]
+    flags = [word.partition("=")[0] for word in typed]
     known = (*OWN_FLAGS, *_HYDRA_FLAGS)
-    wrong = [pair for pair in typed if pair[0] not in VERBOSE and pair[0].partition("=")[0] not in known]
+    wrong = [word for word in typed if word.partition("=")[0] not in known]
     if wrong:
         from dse.config.spelling import flag_problem
 
         options = {group: list(list_options(group)) for group in plugins.declarations("GROUPS")}
-        raise ConfigError([flag_problem(word, after, options, (DRY_RUN, *VERBOSE, *known)) for word, after in wrong])
+        raise ConfigError([flag_problem(word, options, (DRY_RUN, *VERBOSE, *known)) for word in wrong])
     _check_flags(flags)
     return any(flag not in OWN_FLAGS for flag in flags)
 

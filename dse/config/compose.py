@@ -87,13 +87,13 @@ class _Composer:
         from hydra.errors import HydraException
 
         lines, groups = [], self.groups()
-        words, spoilt = spelling.mend(texts, groups)
+        words, spoilt = spelling.assigned(texts, groups)
         self.problems.extend(spoilt)
         for text in words:
             try:
                 override = OverridesParser.create().parse_override(text)
             except HydraException as error:
-                self.problems.append(spelling.grammar_problem(text, error, _parses))
+                self.problems.append(spelling.grammar_problem(text, error))
                 continue
             except spelling.BEYOND_GRAMMAR as error:
                 self.note(text, f"cannot be parsed: {type(error).__name__}", way_out="write path=value")
@@ -155,15 +155,6 @@ class _Composer:
         except (OmegaConfBaseException, RecursionError) as error:
             self.note("configuration", " ".join(str(error).split()))
         return {}
-
-
-def _parses(text: str) -> bool:
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    with contextlib.suppress(HydraException, *spelling.BEYOND_GRAMMAR):
-        return OverridesParser.create().parse_override(text) is not None
-    return False
 
 
 @contextlib.contextmanager
@@ -317,7 +308,7 @@ def _option_exists(composer: _Composer, line: _Line, groups: Mapping[str, list[s
         composer.problems.extend(option_files.offered_twice(line.key, str(line.value), composer.folders))
         return True
     options = {**groups, line.key: list(dict.fromkeys([*groups[line.key], *listed(line.key)]))}
-    way = spelling.option_elsewhere(str(line.value), line.key, options)
+    way = spelling.nearest_option(str(line.value), line.key, options)
     if listed(line.key) and way.startswith("known here"):
         way += f", or a file: `{line.key}=my_{line.key}.yaml`"
     composer.note(line.key, "is no option of this group", line.value, way)

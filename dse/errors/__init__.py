@@ -151,39 +151,21 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     return f"did you mean `{near}`?" if near else known_here(names)
 
 
-_OFF = frozenset({"off", "no", "false", "disabled", "0", "null"})
-"""Words by which people turn something off that has an option `none`."""
-
-
 def repeated(values: Iterable[str]) -> list[str]:
     """Return the values that come more than once, each once, in their order."""
     return [value for value, count in Counter(values).items() if count > 1]
 
 
 def nearest(name: str, candidates: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """The candidate most like a name, "" where none is; capitals, hyphens, folders and endings of files do not count.
+    """The candidate most like a name, "" where none is; capitals and hyphens do not count.
 
-    >>> nearest("H100", ["v100", "h100"]), nearest("conf/study/ficco-sweep.yaml", ["ficco", "ficco_sweep"])
+    >>> nearest("H100", ["v100", "h100"]), nearest("ficco-sweep", ["ficco", "ficco_sweep"])
     ('h100', 'ficco_sweep')
     """
     # of names that differ in capitals only, the first stays
-    by_plain = {_plain(candidate): candidate for candidate in sorted(candidates, reverse=True)}
-    plain = _plain(name)
-    if plain in by_plain:
-        return by_plain[plain]
-    if plain in _OFF and "none" in by_plain:
-        return by_plain["none"]
-    near = difflib.get_close_matches(plain, sorted(by_plain), n=3, cutoff=cutoff)
-    # ratios of equal matches may differ in their last digits
-    ratios = {other: round(difflib.SequenceMatcher(None, plain, other).ratio(), 3) for other in near}
-    return by_plain[min(near, key=lambda other: (-ratios[other], other))] if near else ""
-
-
-def _plain(name: str) -> str:
-    """A name without what people write differently: capitals, hyphens, spaces, a folder before it, `.yaml` after."""
-    # a path that a shell has completed
-    stem = name.replace("\\", "/").rpartition("/")[2] if "/" in name or name.endswith(".yaml") else name
-    return re.sub(r"[-\s]+", "_", stem.strip().removesuffix(".yaml").removesuffix(".yml").lower())
+    by_plain = {candidate.lower().replace("-", "_"): candidate for candidate in sorted(candidates, reverse=True)}
+    near = difflib.get_close_matches(name.lower().replace("-", "_"), sorted(by_plain), n=1, cutoff=cutoff)
+    return by_plain[near[0]] if near else ""
 
 
 _MOST_LISTED = 110
@@ -245,7 +227,7 @@ def pairs(words: Iterable[str], defaults: Mapping[str, str], *, optional: Sequen
         if name in names and value:
             values[name] = value
         else:
-            check.add(word, "is not understood here", way_out=_instead_of_word(word, values, names))
+            check.add(word, "is not understood here", way_out=_instead_of_word(word, names))
     check.done()  # what is missing may be the word that was not understood
     for name in [name for name, value in values.items() if not value]:
         check.add(name, "is missing", way_out=f"write {name}=<name>")
@@ -253,22 +235,13 @@ def pairs(words: Iterable[str], defaults: Mapping[str, str], *, optional: Sequen
     return values
 
 
-def _instead_of_word(word: str, values: Mapping[str, str], names: Sequence[str]) -> str:
-    """The way out of a word of a command that is no `name=value` which it knows. values: by name, so far."""
+def _instead_of_word(word: str, names: Sequence[str]) -> str:
+    """The way out of a word of a command that is no `name=value` which it knows: the nearest name."""
     name, equals, value = word.lstrip("-").partition("=")
     near = nearest(name, names)
     if near and (value or not equals):
         return f"did you mean `{assignment(near, value)}`?" if value else f"write {near}=<value>"
-    if not equals:
-        # a bare number was most likely meant for the option that takes one
-        numeric = [other for other in names if _DIGITS.fullmatch(name) and _DIGITS.fullmatch(values.get(other, ""))]
-        missing = [other for other in names if other in values and not values[other]]
-        if target := [*numeric, *missing]:
-            return f"write `{assignment(target[0], name)}`"
     return known_here(sorted(names))
-
-
-_DIGITS = re.compile("[0-9]+")
 
 
 def _validate(kind: type[Model], tree: object, path: str) -> tuple[Model | None, list[Problem]]:
@@ -336,27 +309,17 @@ def _legal_value(path: str, item: ErrorDetails) -> object:
     if "legal" in limits:
         return limits["legal"]
     if kind == "tuple_type" and _is_leaf(value):
-        return [part.strip() for part in value.split(",")] if isinstance(value, str) else [value]
+        return [value]
     if kind == "literal_error":
         # among a few legal values a vague match will do
         return nearest(grammar(value), re.findall(r"'([^']*)'", limits["expected"]), cutoff=0.4) or None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return _legal_number(path, kind, value, limits)
-
-
-def _legal_number(path: str, kind: str, value: float, limits: Mapping[str, Any]) -> object:
-    """The legal number nearest to one out of range: with the unit that it most likely lacks, else the limit."""
-    unit = next((unit for suffix, unit in _UNITS.items() if path.endswith(suffix)), "")
     if kind == "greater_than_equal":
         # a small number was most likely meant in a larger unit
+        unit = next((unit for suffix, unit in _UNITS.items() if path.endswith(suffix)), "")
         return f"{value:g} {unit}" if unit and value > 0 else limits["ge"]
-    if kind == "less_than_equal" and limits["le"] == 1 and 1 < value <= 100:  # a percentage
-        return value / 100
-    if kind == "less_than_equal":
-        # beyond 10,000 s it was hardly meant as seconds
-        return f"{value:g} us" if path.endswith("_s") and not unit else limits["le"]
-    return None
+    return limits["le"] if kind == "less_than_equal" else None
 
 
 _UNITS = {"bytes_per_s": "GB/s", "bytes_per_s_per_cu": "GB/s", "flop_per_s": "TFLOP/s", "_bytes": "GB"}

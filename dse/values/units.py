@@ -63,7 +63,7 @@ def _parse(text: str, unit: str) -> float:
     match = _TEXT.fullmatch(text)
     if match is None:
         rule = f"cannot be read as a quantity in {unit}; write a number and a unit, such as {_example(unit)}"
-        raise illegal(rule, meant_quantity(text, unit))
+        raise illegal(rule)
     number, symbol = match.groups()
     try:
         exact = Decimal(number) * _factor(symbol, unit)
@@ -74,7 +74,7 @@ def _parse(text: str, unit: str) -> float:
         raise illegal("is beyond the numbers that a computer has") from None
     except ValueError as error:
         rule = f"`{symbol}` {error}; this quantity is in {unit}, {_example(unit)} for example"
-        raise illegal(rule, meant_quantity(text, unit)) from None
+        raise illegal(rule) from None
 
 
 def _factor(symbol: str, unit: str) -> Decimal:
@@ -99,63 +99,6 @@ def _example(unit: str) -> str:
     return f"'1.5 {base[unit]}'"
 
 
-_LOOSE_UNIT = re.compile(
-    r"([kmgtpe]i?|[uµμn])?(b|bytes?|bits?|flops?|s|secs?|seconds?)?(ps|p/s|/\s*s(?:ec(?:ond)?s?)?)?", re.IGNORECASE
-)
-
-
-def meant_quantity(text: str, unit: str) -> str | None:
-    """The quantity in a unit that a text most likely means which is none, or None.
-
-    >>> meant_quantity("64 GBps", "byte/second"), meant_quantity("512 Gbps", "byte/second")
-    ('64 GB/s', '512 Gbit/s')
-    >>> meant_quantity("192G", "byte"), meant_quantity("64,5 gb/sec", "byte/second"), meant_quantity("64 GHz", "byte")
-    ('192 GB', '64.5 GB/s', None)
-    """
-    match = re.fullmatch(r"\s*([+-]?[\d.,_]*\d(?:[eE][+-]?\d+)?)\s*(\S.*?)\s*", text)
-    number, symbol = (meant_number(match[1]), match[2]) if match else (None, "")
-    parts = _LOOSE_UNIT.fullmatch(symbol)
-    if number is None or parts is None:
-        return None
-    prefix, base = parts[1] or "", (parts[2] or "").lower()
-    kind = unit.partition("/")[0]
-    if kind == "byte" and not base.startswith(("f", "s")):
-        per_second = (parts[3] or "").lower() == "ps"
-        # b is a bit where people use the prefix of bit rates: Gb, Mb, bps
-        bits = base.startswith("bit") or (parts[2] == "b" and (prefix[:1].isupper() or per_second))
-        base, prefix = "bit" if bits else "B", prefix[:1].upper().replace("K", "k") + prefix[1:]
-    elif kind == "flop" and base.startswith("f"):
-        base, prefix = "FLOP", prefix.upper()
-    elif kind == "second" and (base.startswith("s") or parts[3] == "ps"):
-        base, prefix = "s", prefix.lower()
-    meant = f"{prefix}{base}{'/s' if '/' in unit else ''}"
-    try:
-        _factor(meant, unit)
-    except ValueError:
-        return None
-    return f"{number:.15g} {meant}" if meant else None
-
-
-def meant_number(text: str) -> float | int | None:
-    """The number that a text most likely means, or None.
-
-    >>> meant_number("1,024"), meant_number("0,5"), meant_number("50%"), meant_number("10k"), meant_number("64..128")
-    (1024, 0.5, 0.5, 10000, None)
-    """
-    plain = text.strip().replace("_", "")
-    if re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?", plain):  # a comma between thousands
-        plain = plain.replace(",", "")
-    plain = re.sub(r"^([+-]?\d+),(\d+)$", r"\1.\2", plain)  # a comma in place of the point
-    scale = {"%": Decimal("0.01"), "k": Decimal(1000), "K": Decimal(1000), "M": Decimal(10**6)}.get(plain[-1:])
-    try:
-        number = Decimal(plain[:-1].strip() if scale else plain) * (scale or 1)
-    except ArithmeticError:
-        return None
-    if not number.is_finite() or abs(number) > Decimal(10**18):
-        return None
-    return int(number) if number == number.to_integral_value() else float(number)
-
-
 def amount(text: str) -> tuple[float, str] | None:
     """The number that a text such as `1.5 TB/s` stands for, in the unit given; None of a text that is no quantity."""
     for unit in ("byte", "second", "byte/second", "flop/second", "flop"):  # dimensions that fields have
@@ -166,7 +109,7 @@ def amount(text: str) -> tuple[float, str] | None:
 
 def _number(value: Any) -> Any:
     if isinstance(value, str):
-        raise illegal("must be a number without quotes or unit", meant_number(value))
+        raise illegal("must be a number without quotes or unit")
     if isinstance(value, bool):
         raise illegal("must be a number")
     return value
@@ -178,9 +121,8 @@ _READ_OTHERWISE = re.compile(r"0\d+|\d+(:\d+)+|on|off|yes|no", re.IGNORECASE)
 
 def _whole(value: Any) -> Any:
     if isinstance(value, (bool, str)):
-        meant = meant_number(value) if isinstance(value, str) else None
         hint = " (YAML reads this otherwise)" if isinstance(value, str) and _READ_OTHERWISE.fullmatch(value) else ""
-        raise illegal(f"must be a whole number{hint}", meant if isinstance(meant, int) and not hint else None)
+        raise illegal(f"must be a whole number{hint}")
     if isinstance(value, float) and not value.is_integer():
         raise illegal("must be a whole number", round(value) if math.isfinite(value) else None)
     return int(value) if isinstance(value, float) else value
