@@ -220,8 +220,10 @@ def _print_answer(planned: Plan, findings: Findings, outputs: Outputs) -> pd.Dat
     outputs.write_json("summary", {**outputs.read_json("summary"), "decisions": found})
     write_answer(outputs, planned.settings.study.module, table)
     for part in answer(outputs, table, verbose=planned.settings.verbose):
-        is_fitted = isinstance(part, Table) and not planned.settings.verbose
-        console.print(fit_columns(part, console.width) if is_fitted else part)
+        if isinstance(part, Table) and not planned.settings.verbose:
+            console.print(fit_columns(part, console.width))
+        else:
+            console.print(part)
     console.print(_describe_points(planned, findings), soft_wrap=True)
     if text := _most_frequent_reason(table):
         console.print(text, soft_wrap=True)

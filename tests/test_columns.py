@@ -27,7 +27,6 @@ FLAGSHIP = ["study=ficco_sweep", "workload.only=[g4]", "space.schedule.num_chunk
         [*FLAGSHIP, "space.schedule.name=glob(*_1d,exclude=shard*)"],
         [*FLAGSHIP, "study.recorded=[schedule.name]"],
         ["study=conccl", "study.recorded=[]"],
-        ["study=t3", "study.recorded=[]"],
     ],
     ids=lambda words: " ".join(words[0:1] + words[-1:]),
 )

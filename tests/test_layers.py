@@ -174,7 +174,7 @@ def paths_of(tree: Any, prefix: str) -> Iterator[str]:
     ("study", "papers"),
     [
         ("ficco", ("ficco",)),
-        ("t3", ("t3",)),
+        ("t3_requests", ("t3",)),
         ("fused_ops", ("fused_ops",)),
         ("operators", ("hardware", "data")),
         ("comp_vs_comm", ("comp_vs_comm",)),

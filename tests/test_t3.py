@@ -315,45 +315,15 @@ def ran(study: str, *words: str) -> Path:
 
 
 @pytest.mark.nightly
-def test_the_study_judges_its_claims_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is within and what is missed is as the page of claims says; contexts are not tested."""
+def test_the_study_draws_and_projects_without_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder = ran("t3")
-    rows = {row["id"].partition(".")[2]: row for row in json.loads((folder / "claims.json").read_text("utf-8"))}
-    missed = {name for name, row in rows.items() if row["within"] is False}
-    assert missed == {
-        *("mca_geomean", "mca_gap_to_ideal", "traffic_max", "fc_gap", "serial_ag_bound", "nmc_adds"),
-    }
-    assert all(rows[name]["reason"] for name in missed)
-    assert {name for name, row in rows.items() if row["within"] is None} == {
-        *("ring_validation", "tracker_entries", "tracker_bytes"),  # not published, and inputs
-        *("comm_share_large_train", "comm_share_large_prompt", "comm_share_gemm2x"),  # of models that are not published
-        *("in_switch", "cais_over_t3_inf", "cais_over_fused_inf"),
-        *("cais_over_t3_train", "cais_over_fused_train"),
-    }
-    headline = json.loads((folder / "summary.json").read_text("utf-8"))["answer"]  # over the cases of the claim
-    assert headline.startswith(f"T3-MCA makes sub-layers {1 + rows['mca_geomean']['ours'] / 100:.2f}x as fast, ")
+    assert json.loads((folder / "claims.json").read_text("utf-8")) == []
+    headline = json.loads((folder / "summary.json").read_text("utf-8"))["answer"]
+    assert headline.startswith("T3-MCA makes sub-layers 1.34x as fast, ")
     assert headline.endswith(" of 16 cases of megagpt2 and tnlg")
     drawn = {path.stem for path in (folder / "figures").glob("*.png")}
     assert drawn == {"sublayers_75GBps", "sublayers_150GBps", "arbitration", "traffic", "projection"}
     projected = pd.read_parquet(folder / "projection.parquet")
     best = pd.read_parquet(folder / "results.parquet")["speedup"].max()
     assert 1 <= projected["model_speedup"].max() < best  # a model gains less than its sub-layers
-
-
-@pytest.mark.slow
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["workload.only=[tnlg-tp8-fc2]"],
-        ["workload.only=[palm-tp32-op]", "schedule=t3"],
-        ["system.gpu.tracker.num_entries=100"],
-    ],
-)
-def test_a_narrowed_study_is_told_without_claims(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    rows = json.loads((ran("t3", "figures=none", *words) / "claims.json").read_text("utf-8"))
-    assert {row["within"] for row in rows} == {None}

@@ -1,12 +1,10 @@
-"""T3's claims by requests (`study=t3_requests`), beside those of the fluid model (`study=t3`)."""
+"""T3's claims by requests (`study=t3_requests`), with times of the fluid model (`study=t3`) beside them."""
 
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,11 +14,13 @@ from dse.results.claims import ClaimResult
 from dse.results.run_folder import FinishedRun
 from dse.space import set_path
 from dse_near_memory.backend import RequestBackend
+from dse_near_memory.claims import judge_comm_shares, judge_points, judge_traffic
 from dse_near_memory.simulation import PARTS
+from simulators.hardware.schedule_system import ScheduleSystem
 from simulators.overlap.backend import OverlapBackend
 from simulators.workloads.model_zoo import option_tree
 from studies.plain import geometric_mean
-from studies.t3 import T3
+from studies.t3 import MAIN, T3
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,7 +53,7 @@ _CAUSES = {
     **dict.fromkeys(("serial_ag_bound", "nmc_adds"), _LINKS),
     "traffic_max": _KEPT,
 }
-"""Claim -> cause of a miss, where it is not the fluid model's."""
+"""Claim -> cause of a miss."""
 
 
 class T3Requests(T3):
@@ -61,14 +61,9 @@ class T3Requests(T3):
 
     columns = (*T3.columns, _QUEUE)
 
-    @property
-    def _folder(self) -> Path:
-        """Folder of the claims, which are T3's."""
-        return Path(inspect.getfile(T3)).parent
-
     def findings(self, table: pd.DataFrame) -> Mapping[str, ClaimResult]:
-        """Findings of `study=t3` on these results, T3-MCA by its rule, with causes of their own."""
-        findings = dict(super().findings(by_rule(table)))
+        """Findings on the gains of configurations, T3-MCA by its rule."""
+        findings = judge_points(by_rule(table))
         for name, cause in _CAUSES.items():
             findings[f"t3.{name}"] = replace(findings[f"t3.{name}"], cause=cause)
         compared = compare_thresholds(table)
@@ -77,9 +72,19 @@ class T3Requests(T3):
         return findings
 
     def further(self, run: FinishedRun) -> Mapping[str, ClaimResult]:
-        """Findings of `study=t3` that need a run; reads are counted, behind a cache of lines."""
-        findings, name = dict(super().further(run)), "t3.gemm_read_ratio"
-        return findings | {name: replace(findings[name], remark="no number is fitted", cause=_KEPT)}
+        """Traffic by component, reads with and without bypass, resources, and shares of communication."""
+        tracker = ScheduleSystem.of(run.config["system"]).gpu.tracker
+        entries = tracker.num_entries if tracker else None
+        size = tracker.num_entries * tracker.bytes_per_entry / 1e3 if tracker else None
+        ratios = [ratio for name, ratio in self._read_ratios(run).items() if name.partition("-")[0] in MAIN]
+        reads = geometric_mean(ratios) if ratios else None
+        findings = {
+            "t3.gemm_read_ratio": ClaimResult(reads, "no number is fitted", cause=_KEPT),
+            "t3.tracker_entries": ClaimResult(None, f"an input of the model: {entries}", basis="input"),
+            "t3.tracker_bytes": ClaimResult(None, f"an input of the model: {size} KB", basis="input"),
+        }
+        shares = judge_comm_shares(run.outputs.read_table("results"))
+        return {**findings, **judge_traffic(self.traffic_rows(run)), **shares}
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
         """Figures of `study=t3`: sub-layers with T3-MCA by its rule, policies with all thresholds."""
@@ -98,7 +103,7 @@ class T3Requests(T3):
             rows.append({**names, "gpus": row[_SHARDS], **parts})
         return rows
 
-    def read_ratios(self, run: FinishedRun) -> Mapping[str, float]:
+    def _read_ratios(self, run: FinishedRun) -> Mapping[str, float]:
         """Reads of the GEMM, sequential over T3."""
         reads: dict[str, dict[str, float]] = {}
         for row in self.traffic_rows(run):
