@@ -87,7 +87,7 @@ class _Composer:
         from hydra.errors import HydraException
 
         lines, groups = [], self.groups()
-        words, spoilt = spelling.assigned(texts, groups)
+        words, spoilt = spelling.read_assignments(texts, groups)
         self.problems.extend(spoilt)
         for text in words:
             try:

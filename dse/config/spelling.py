@@ -21,7 +21,7 @@ def _group_of(option: str, options: Options) -> str:
     return groups[0] if groups else ""
 
 
-def assigned(words: Sequence[str], options: Options) -> tuple[list[str], list[Problem]]:
+def read_assignments(words: Sequence[str], options: Options) -> tuple[list[str], list[Problem]]:
     """Words that are `path=value`, options among them with their group, and a problem for each that was none.
 
     options: group -> its options.

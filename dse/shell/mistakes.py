@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dse import plugins
 from dse.config.options import list_options, plural
-from dse.config.spelling import assigned
+from dse.config.spelling import read_assignments
 from dse.errors import Problem, did_you_mean, known_here, nearest
 from dse.shell.help import VERBS, commands_of
 
@@ -21,7 +21,7 @@ def problem_of_no_command(words: Sequence[str]) -> Problem:
     way = f"write {name}=<name>; `python -m dse {plural(name)}` lists them" if name in groups else ""
     way = way or _near_command(words, groups)
     if not way:
-        options, (problem,) = assigned([name], {group: list(list_options(group)) for group in groups})
+        options, (problem,) = read_assignments([name], {group: list(list_options(group)) for group in groups})
         verbs = f"{known_here(list(VERBS))}; a study is run <name>; `python -m dse studies` lists them"
         way = problem.way_out if options else verbs
     return Problem(name, "is no command", way_out=way)
