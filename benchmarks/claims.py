@@ -30,7 +30,7 @@ README = ROOT / "README.md"
 BEGIN, END = "<!-- trust: python -m benchmarks.claims --write -->", "<!-- end of trust -->"
 """Lines of the README between which the table by paper stands."""
 STUDIES = (
-    *("ficco_sweep", "ficco", "conccl", "t3_requests", "fused_ops", "goldyloc", "jitq", "comp_vs_comm", "bert"),
+    *("ficco_sweep", "ficco", "conccl", "t3_requests", "fused_workgroups", "goldyloc", "jitq", "comp_vs_comm", "bert"),
     *("seqpoint", "convolution_patterns", "gpgpusim", "cache_policies", "cache_policies_ptx", "operators"),
     "overlap_measured",
 )
