@@ -64,7 +64,7 @@ def test_a_plan_is_printed_written_and_taken_up_again(tmp_path: Path, capsys: py
     assert "step: prefill of 1 sequence of 2,048 tokens in bf16" in output
     words = " ".join(output.split())
     assert re.search(r"(so this is \d\.\d\dx \(\d\.\d\d–\d\.\d\d\) faster|as fast .*as vLLM as it comes)", words)
-    taken = r"; [\d.]+ m?s to [\d.]+ m?s a step \(90 %, by \d+ measured steps, none of this [\w ]+\)"
+    taken = r"; [\d.]+ m?s to [\d.]+ m?s a step \(90 %, by \d+ measured steps, none of this [\w, ]+\)"
     assert re.search(rf"turn on: .+ sure: (over )?\d+ % that no other setting is faster{taken}", words)
     for way in ways_today(plan):
         assert way.partition("(")[0].split()[1] in output

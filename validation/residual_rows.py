@@ -34,7 +34,8 @@ from dse_calibration.contention import COLUMNS, Overlaps, is_sweep
 from dse_calibration.contention import predict_overlaps as predict_overlaps_beside
 from dse_calibration.layouts import layout_of
 from dse_calibration.overlap_measured.gemm_collective import holds_overlaps, predict_overlaps
-from dse_calibration.overlap_measured.prefills import holds_prefills, read_prefills
+from dse_calibration.overlap_measured.prefills import holds_prefills, model_named, read_prefills
+from dse_calibration.overlap_measured.prefills import settings as prefill_settings
 from dse_calibration.predictions import PredictedRows, predicted_by
 from dse_calibration.residual_groups import ResidualRow
 from dse_calibration.residual_rows import rows_of_predicted
@@ -127,7 +128,8 @@ def _prefills(file: Path) -> Iterator[ResidualRow]:
                 "sequences": 1.0,
             }
             shape = f"{row.model} {row.tp} {row.prompt_len}"
-            traits = {"gpu": "h100", "model": str(row.model), "software": "tokenweave", "release": file.name}
+            software, model = str(prefill_settings()["kernels"]), str(model_named(row.model))
+            traits = {"gpu": "h100", "model": model, "software": software, "release": file.name}
             residual = math.log(seconds / sizes["seconds"])
             yield ResidualRow("step", "h100", "prefill", shape, residual, sizes, file.name, traits=traits)
 

@@ -15,8 +15,8 @@ take arrays, a first place in them and numbers, so that simulators keep their ow
 What is not shared, and why. A channel of `dse_memory.engine` answers a request at once with its time: its window
 remembers the last activations of a bank, and a buffer drains writes in batches. A channel of `dse_near_memory.engine`
 keeps requests in a queue and chooses among them when its bus is free, as T3's arbiter has to see what waits; its
-columns obey bank groups. A common channel would be both at once. They share the times of a bank alone. Neither needs a
-heap for its few lanes: SMs, channels and CUs are scanned, which is faster up to some hundred of them.
+columns obey bank groups. A common channel would be both at once. They share the times of a bank alone. Neither has a
+heap for its few lanes: SMs, channels and CUs are scanned.
 """
 
 from __future__ import annotations

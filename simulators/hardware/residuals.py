@@ -314,11 +314,11 @@ class Draws:
 def unmeasured_text(group: ResidualGroup) -> str:
     """Traits that no row of a group has, the one that widens its interval most first, as a clause; "" for none.
 
-    >>> unmeasured_text(ResidualGroup("step", "h100", unmeasured=("model", "release")))
-    ', none of this model or release'
+    >>> unmeasured_text(ResidualGroup("step", "h100", unmeasured=("model", "gpu", "release")))
+    ', none of this model, GPU or release'
     """
-    names = [_TRAIT_WORDS.get(name, name) for name in group.unmeasured]
-    return f", none of this {' or '.join(names)}" if names else ""
+    *names, last = (_TRAIT_WORDS.get(name, name) for name in group.unmeasured or ("",))
+    return f", none of this {', '.join(names)}{' or ' if names else ''}{last}" if last else ""
 
 
 _TRAIT_WORDS = {"gpu": "GPU", "gpus": "number of GPUs", "nodes": "number of nodes"}

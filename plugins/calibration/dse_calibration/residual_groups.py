@@ -262,14 +262,27 @@ TRAITS: Mapping[str, tuple[Trait, ...]] = {
 
 
 def components(rows: Sequence[ResidualRow]) -> list[Between]:
-    """Components of all traits of which rows have several names."""
-    return [
-        part
-        for kind, of_kind in _apart(rows, "kind").items()
-        for key, of_key in (_apart(of_kind, "key") if kind in BY_KEY else {"": of_kind}).items()
-        for trait in TRAITS.get(kind, ())
-        if (part := _component(of_key, key, trait)) is not None
-    ]
+    """Components of all traits of which rows have several names.
+
+    Of kinds of `BY_KEY`, a key whose rows have a single name of a trait has the component of all keys together.
+    """
+    found = list[Between]()
+    for kind, of_kind in _apart(rows, "kind").items():
+        for trait in TRAITS.get(kind, ()):
+            together = _component(of_kind, "", trait)
+            if kind not in BY_KEY:
+                found += [together] if together is not None else []
+                continue
+            for key, of_key in _apart(of_kind, "key").items():
+                own, names = _component(of_key, key, trait), _names(of_key, trait)
+                if own is None and together is not None:
+                    own = replace(together, key=key, names=names)
+                found += [own] if own is not None else []
+    return found
+
+
+def _names(rows: Sequence[ResidualRow], trait: Trait) -> frozenset[str]:
+    return frozenset(row.traits[trait.name] for row in rows if trait.name in row.traits)
 
 
 def _component(rows: Sequence[ResidualRow], key: str, trait: Trait) -> Between | None:
@@ -284,8 +297,7 @@ def _component(rows: Sequence[ResidualRow], key: str, trait: Trait) -> Between |
     spread = Spread.of(list(alike.values()))
     if spread is None:
         return None
-    names = frozenset(row.traits[trait.name] for row in told)
-    return Between(rows[0].kind, key, trait.name, names, *spread.between, source=_sources(told))
+    return Between(rows[0].kind, key, trait.name, _names(told, trait), *spread.between, source=_sources(told))
 
 
 def _stretch(rows: Sequence[ResidualRow]) -> float:

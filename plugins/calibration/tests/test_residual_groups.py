@@ -112,6 +112,21 @@ def test_a_name_that_no_row_has_is_as_far_off_as_the_others_are_from_one_another
     assert 0.85 <= np.mean(held) <= 1
 
 
+def test_a_key_of_one_name_has_the_component_of_all_keys() -> None:
+    def steps(key: str, model: str, off: float) -> list[ResidualRow]:
+        return [replace(row, kind="step", key=key) for row in served(model, off, 0)]
+
+    rows = [
+        *steps("dense", "a", -0.3),
+        *steps("dense", "b", 0.0),
+        *steps("dense", "c", 0.3),
+        *steps("prefill", "a", 0.0),
+    ]
+    by_key = {part.key: part for part in components(rows) if part.trait == "model"}
+    assert by_key["prefill"].names == {"a"} and by_key["dense"].names == {"a", "b", "c"}
+    assert by_key["prefill"].low > 0.1 and by_key["prefill"].high > 0.1
+
+
 @given(st.integers(2, 9), st.floats(0.05, 1.0))
 def test_names_that_differ_more_have_a_larger_component(count: int, spread: float) -> None:
     def component(width: float) -> float:
