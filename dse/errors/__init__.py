@@ -164,8 +164,16 @@ def nearest(name: str, candidates: Iterable[str], *, cutoff: float = 0.6) -> str
     """
     # of names that differ in capitals only, the first stays
     by_plain = {candidate.lower().replace("-", "_"): candidate for candidate in sorted(candidates, reverse=True)}
-    near = difflib.get_close_matches(name.lower().replace("-", "_"), sorted(by_plain), n=1, cutoff=cutoff)
-    return by_plain[near[0]] if near else ""
+    plain = name.lower().replace("-", "_")
+    near = difflib.get_close_matches(plain, sorted(by_plain), n=5, cutoff=cutoff)
+    if not near:
+        return ""
+
+    def likeness(candidate: str) -> tuple[float, bool]:
+        # of equally near ones, letters in another order are the likelier slip
+        return difflib.SequenceMatcher(None, candidate, plain).ratio(), sorted(candidate) == sorted(plain)
+
+    return by_plain[max(near, key=likeness)]
 
 
 _MOST_LISTED = 110

@@ -119,4 +119,4 @@ def test_published_steps_of_dense_models_and_mixtures_are_within_the_bounds_that
     assert figures["hybrid_median"] <= 15
     assert figures["moe_worst_model"] <= 30
     assert figures["nemo_median"] <= 8
-    assert (len(read.steps), figures["fitted_rows"], sum(read.left_out.values())) == (107, 10, 23)
+    assert (len(read.steps), figures["fitted_rows"], sum(read.left_out.values())) == (117, 12, 23)
