@@ -23,11 +23,13 @@ from dse.files import atomic_replacement
 from dse_calibration.residual_groups import (
     FOLDS,
     LEAST,
+    POOLED,
     TRAITS,
     ResidualRow,
     common_shares,
     components,
     fit_groups,
+    unseen_groups,
 )
 from simulators.hardware.residuals import (
     BETWEEN_COLUMNS,
@@ -104,7 +106,10 @@ def _left_out_in_turn(rows: Sequence[ResidualRow], trait: str) -> Iterator[Judge
         others = [row for row in rows if row.traits.get(trait) != name]
         if not any(not row.carried for row in others):
             continue
-        known = Residuals(tuple(groups_of(others)), between=tuple(components(others)))
+        # of a GPU that is left out, no group but that of unmeasured ones can count
+        unseen = trait == "gpu" and rows[0].kind not in POOLED
+        groups = unseen_groups(others) if unseen else groups_of(others)
+        known = Residuals(tuple(groups), between=tuple(components(others)))
         carried = [row for row in left if row.carried == trait]
         for row in carried or [row for row in left if not row.carried]:
             yield replace(_judged(known, row), trait=trait)
