@@ -1,6 +1,6 @@
 """Public tables of AMD's GPUs beside training: collectives of RCCL by size, and latencies of fixed batches by vLLM.
 
-`steps_measured.yaml` says of which machines and models they are, and which XX
+`steps_measured.yaml` says of which machines and models they are, and which rows constants were fitted on.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ def seconds_text(decision: Mapping[str, Any]) -> str:
     ends = decision.get("seconds")
     if ends is None:
         return ""
-    return f"; {cell(ends[0], 's')} to {cell(ends[1], 's')} a step (90 %, by {decision['seconds_by']})"
+    rests = decision.get("seconds_by", "errors of its parts")  # all that runs before 0.4 had
+    return f"; {cell(ends[0], 's')} to {cell(ends[1], 's')} a step (90 %, by {rests})"
 
 
 def work_text(plan: StepPlan) -> str:

@@ -331,7 +331,7 @@ def with_errors(config: Mapping[str, Any], summary: Mapping[str, Any], best: Map
     basis = ", ".join(f"{kind} by {text}" for kind, text in decision.basis.items())
     rate = f"{low:,.0f} to {high:,.0f} tokens/s a GPU, " if is_closed(best) else ""  # else what comes, whatever errors
     lost = f"; it cannot keep up in {100 * (1 - entry['kept']):.0f} % of the draws" if entry["kept"] < 1 else ""
-    rests = f"{basis}; times by {entry['deployments']}"
+    rests = "; times by ".join(filter(None, [basis, entry.get("deployments")]))  # older runs have no such entry
     yield f"with errors of predictions (90 %): {rate}{', '.join(times)}{lost} ({rests})"
     rival = f"; else mostly {decision.rival}" if decision.rival else ""
     inside = f"within the limits in {100 * entry['within']:.0f} % of {entry['draws']} draws, "
