@@ -8,6 +8,7 @@ from typing import Any
 from dse.results.words import cell
 from dse.space import get_path
 from simulators.steps.design import NONE
+from simulators.steps.plan.drawn_errors import BY_PARTS
 from studies.plan.step_plan import Choice, StepPlan, least, other_value
 
 
@@ -33,12 +34,16 @@ def next_best_text(plan: StepPlan, choice: Choice, row: Any) -> str:
 
 
 def seconds_text(decision: Mapping[str, Any]) -> str:
-    """The 90 % interval of the time of a step, and what it rests on, as a clause; "" where no errors were drawn."""
+    """The interval of the time of a step, and what it rests on, as a clause; "" where no errors were drawn.
+
+    Measured whole steps give one of 90 %. No share is promised of drawn errors of parts: whole steps are off by more.
+    """
     ends = decision.get("seconds")
     if ends is None:
         return ""
-    rests = decision.get("seconds_by", "errors of its parts")  # all that runs before 0.4 had
-    return f"; {cell(ends[0], 's')} to {cell(ends[1], 's')} a step (90 %, by {rests})"
+    rests = decision.get("seconds_by", BY_PARTS)  # all that older runs have
+    promised = "" if rests == BY_PARTS else "90 %, "
+    return f"; {cell(ends[0], 's')} to {cell(ends[1], 's')} a step ({promised}by {rests})"
 
 
 def work_text(plan: StepPlan) -> str:

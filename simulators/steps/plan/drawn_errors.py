@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 _OF_ATTENTION = ("attention", "softmax")
+BY_PARTS = "errors of its parts"
+"""Basis of the interval of a step of which no whole one was measured."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ def step_residuals(design: StepDesign, seconds: float) -> ResidualGroup | None:
 
 @dataclass(frozen=True)
 class StepInterval:
-    """The 90 % interval of the time of a step [s], and what it rests on, in words."""
+    """The interval of the time of a step [s], and what it rests on, in words: of 90 % by measured whole steps."""
 
     low: float
     high: float
@@ -159,6 +161,6 @@ class StepInterval:
         group = step_residuals(design, seconds)
         if group is None or group.is_guess:
             low, high = map(float, np.quantile(drawn, ENDS))
-            return cls(min(low, seconds), max(high, seconds), "errors of its parts")
+            return cls(min(low, seconds), max(high, seconds), BY_PARTS)
         low, high = group.interval(seconds)
         return cls(float(low), float(high), f"{group.rows} measured steps{unmeasured_text(group)}")
