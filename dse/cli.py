@@ -134,23 +134,23 @@ def _dispatch(words: list[str]) -> int:
     return run(planned)[1]
 
 
-def _planned(texts: Sequence[str], own: Path | None) -> Plan:
+def _planned(texts: Sequence[str], folder: Path | None) -> Plan:
     """The plan of the study of some overrides. own: a folder of configuration.
 
     Raises ConfigError: a refusal waits for no import of what it does not need, words before values.
     """
     from dse.config.compose import request
 
-    composed = request(texts, own)
+    composed = request(texts, folder)
     composed.check()
     from dse.study.plan import plan
 
     return plan(composed)
 
 
-def _run(texts: Sequence[str], own: Path | None) -> tuple[Path, int]:
+def _run(texts: Sequence[str], folder: Path | None) -> tuple[Path, int]:
     """Run the study of some overrides; its folder, and its exit code. own: a folder of configuration."""
-    planned = _planned(texts, own)
+    planned = _planned(texts, folder)
     from dse.run_study import run
 
     return run(planned)
@@ -225,8 +225,10 @@ def _run_one(words: Sequence[str]) -> tuple[Path, int]:
 def _named_study(words: Sequence[str]) -> list[str]:
     """The words of a study, in which `run <study>`, or a command that runs one, is `study=<study>`."""
     if words[:1] == ["run"]:
-        rest = words[1:]
-        return [word if "=" in word or word.startswith("-") or n else f"study={word}" for n, word in enumerate(rest)]
+        arguments = words[1:]
+        return [
+            word if "=" in word or word.startswith("-") or n else f"study={word}" for n, word in enumerate(arguments)
+        ]
     command = plugins.declaration("COMMANDS", words[0]) if words and "=" not in words[0] else None
     return [f"study={command.study}", *words[1:]] if command is not None and command.study else list(words)
 
@@ -323,8 +325,8 @@ def _hydra(words: Sequence[str]) -> int:
 
     check_foreign(words, own_folder(words))
     masks, flags = Masks(), {word.partition("=")[0] for word in words}
-    asked = {"job", "--cfg=job", "-c=job"} & set(words) and {"--cfg", "-c"} & flags
-    if asked and not {"--package", "-p"} & flags:  # Hydra does not know options that stand in lists
+    of_job = {"job", "--cfg=job", "-c=job"} & set(words) and {"--cfg", "-c"} & flags
+    if of_job and not {"--package", "-p"} & flags:  # Hydra does not know options that stand in lists
         composed = request([masks.put_on(word) for word in overrides(words) if word != "job"], own_folder(words))
         composed.check()
         print(yaml.safe_dump(composed.tree, sort_keys=False, allow_unicode=True), end="")

@@ -136,8 +136,8 @@ class _Composer:
         try:
             with hydra_errors():
                 tree = self._files.section(group, option, picks) if group else self._files.compose(picks)
-                whole = self.resolve(tree) if expansion.interpolates(tree) else with_text_keys(tree)
-                return dict(whole.get(group, {}) if group else whole)
+                resolved = self.resolve(tree) if expansion.interpolates(tree) else with_text_keys(tree)
+                return dict(resolved.get(group, {}) if group else resolved)
         except ConfigError as error:
             self.problems.extend(error.problems)
             return {}

@@ -69,23 +69,23 @@ def label(name: str) -> str:
 def looks(names: Iterable[str]) -> dict[str, SeriesStyle]:
     """Looks of the names of a figure, in their order; no two have both colour and marker in common."""
     wanted = list(dict.fromkeys(map(str, names)))
-    known = declared()
-    known |= {look.label: look for look in known.values()}
-    if len(wanted) > 1 and not set(wanted) & set(known) and (ordered := _in_order(wanted)):
+    declared_looks = declared()
+    declared_looks |= {look.label: look for look in declared_looks.values()}
+    if len(wanted) > 1 and not set(wanted) & set(declared_looks) and (ordered := _in_order(wanted)):
         shades = {
             name: SeriesStyle(name, shade(place / (len(ordered) - 1)), marker_of(place)) for place, name in ordered
         }
         return {name: shades[name] for name in wanted}
     chosen: dict[str, SeriesStyle] = {}
-    for name in sorted(wanted, key=lambda name: name not in known):
-        look = known.get(name) or _compound_look(name, known, list(chosen.values()))
+    for name in sorted(wanted, key=lambda name: name not in declared_looks):
+        look = declared_looks.get(name) or _compound_look(name, declared_looks, list(chosen.values()))
         chosen[name] = _free_marker(look, list(chosen.values()))
     return {name: chosen[name] for name in wanted}
 
 
-def _compound_look(name: str, known: Mapping[str, SeriesStyle], taken: Sequence[SeriesStyle]) -> SeriesStyle:
+def _compound_look(name: str, declared_looks: Mapping[str, SeriesStyle], taken: Sequence[SeriesStyle]) -> SeriesStyle:
     """The look of a name that nobody declared: that of its first part (`serial, dma`) while its colour is free."""
-    head = known.get(name.partition(", ")[0])
+    head = declared_looks.get(name.partition(", ")[0])
     text = ", ".join(label(part) for part in name.split(", "))
     if head is not None and head.colour not in {look.colour for look in taken}:
         return SeriesStyle(text, head.colour, head.marker)

@@ -257,8 +257,8 @@ def _plan_or_refusal(words: Sequence[str], planned: Callable[[Sequence[str]], Pl
             raise
         # the largest budget that is accepted
         (most,) = (bound.le for bound in Budget.model_fields["trials"].metadata if hasattr(bound, "le"))
-        others = [word for word in words if word.partition("=")[0] != "budget.trials"]
-        return planned([*others, f"budget.trials={most}"]), error.problems[0].rule
+        words_without = [word for word in words if word.partition("=")[0] != "budget.trials"]
+        return planned([*words_without, f"budget.trials={most}"]), error.problems[0].rule
 
 
 def _table(forecast: Outlook) -> Table:

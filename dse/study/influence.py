@@ -147,9 +147,9 @@ def _unread_keys(planned: Plan) -> list[str]:
 
 def _is_demanded(planned: Plan, path: str) -> bool:
     """True if a rule refuses the study without a number that was typed."""
-    others = [text for text in planned.request.overrides if text.lstrip("+").partition("=")[0] != path]
+    kept_texts = [text for text in planned.request.overrides if text.lstrip("+").partition("=")[0] != path]
     try:
-        plan(request(others, planned.request.folder))
+        plan(request(kept_texts, planned.request.folder))
     except ConfigError:
         return True
     return False
@@ -170,10 +170,10 @@ def _partial(sample: _Sample, path: str, typed: object) -> str:
 def _weak(path: str, typed: object, influence: Influence, goals: Sequence[str]) -> str:
     """Note that a number changes no objective, or hardly."""
     start, change = f"{path} = {typed}: a tenth more or less changes", influence.objective(goals)
-    others = [name for name in influence.tenth if name not in goals]
+    unlisted = [name for name in influence.tenth if name not in goals]
     if change:
         return f"{start} {goals[0]} by {100 * change:.2g} % at most"
-    return f"{start} {', '.join(others) or 'no metric'}, and not {goals[0]}, which other limits bind"
+    return f"{start} {', '.join(unlisted) or 'no metric'}, and not {goals[0]}, which other limits bind"
 
 
 def _notes_on_files(sample: _Sample) -> Iterator[str]:
@@ -207,10 +207,10 @@ def _numbers_of_files(planned: Plan) -> dict[str, dict[str, object]]:
     return {
         file: {
             path: value
-            for path, value in number_leaves(own, section)
+            for path, value in number_leaves(content, section)
             if get_path(planned.request.tree, path) == value  # the command line may have replaced it
         }
-        for file, section, own in _own_files(planned)
+        for file, section, content in _own_files(planned)
     }
 
 
@@ -221,10 +221,10 @@ def _own_files(planned: Plan) -> Iterator[tuple[str, str, dict[str, Any]]]:
         file = Path(str(folder)) / section / f"{get_path(planned.request.tree, f'{section}.name')}.yaml"
         if section in SECTIONS or not file.is_file():  # settings do not enter the model
             continue
-        own = load_yaml(file)
+        content = load_yaml(file)
         # files without are options of the user's own: not changes of ours
-        if isinstance(own, dict) and own.pop("defaults", None):
-            yield str(file), section, own
+        if isinstance(content, dict) and content.pop("defaults", None):
+            yield str(file), section, content
 
 
 def _searched_of_files(planned: Plan) -> Iterator[str]:

@@ -100,9 +100,9 @@ class Plan:
         about, file = (*self.settings.study.hardware, "workload"), option_file("study", self.settings.study.name)
         defaults = load_yaml(file).get("defaults", []) if file else []
         chosen = [entry.items() for entry in defaults if isinstance(entry, Mapping)]
-        own = {f"{str(group).rpartition('/')[2]}={option}" for pairs in chosen for group, option in pairs}
+        options = {f"{str(group).rpartition('/')[2]}={option}" for pairs in chosen for group, option in pairs}
         keys = {text: text.lstrip("+~").partition("=")[0].removeprefix("space.") for text in self.request.overrides}
-        return [text for text, key in keys.items() if key.partition(".")[0] in about and text not in own]
+        return [text for text, key in keys.items() if key.partition(".")[0] in about and text not in options]
 
 
 def plan(request: Request) -> Plan:
@@ -299,8 +299,8 @@ def _counting_knobs(request: Request, spaces: Sequence[Space]) -> tuple[Knob, ..
     # a knob that was typed must fit: an error otherwise
     idle = [knob for knob in searched if knob.path not in typed and not _counts_in(spaces, knob.path)]
     if idle:
-        own = composed([text for text in request.overrides if text.startswith("study=")], request.folder)
-        space = _composed_space(Problems(), own, BackendSpec.of(own.tree.get("simulator")).make())
+        study = composed([text for text in request.overrides if text.startswith("study=")], request.folder)
+        space = _composed_space(Problems(), study, BackendSpec.of(study.tree.get("simulator")).make())
         alone = _spaces(Problems(), space, space.backend).values()
         idle = [knob for knob in idle if _counts_in(alone, knob.path)]
     return tuple(knob for knob in knobs if knob not in idle)
@@ -404,8 +404,10 @@ def _check_knobs(check: Problems, spaces: Sequence[Space], section: str = "space
         if space.is_option(knob.path):
             continue
         # a knob may count in some scenario, under some option only
-        counting = ((each, each.first_counting(knob.path)) for each in spaces)
-        scenario, chosen = next(((each, found) for each, found in counting if found is not None), (space, None))
+        counting = ((space_of_knob, space_of_knob.first_counting(knob.path)) for space_of_knob in spaces)
+        scenario, chosen = next(
+            ((space_of_knob, found) for space_of_knob, found in counting if found is not None), (space, None)
+        )
         if chosen is None:
             rule, way = _no_knob(space, knob.path)
             # the way out is a path below the section
@@ -445,14 +447,14 @@ def _illegal_values(space: Space, knob: Knob, chosen: Mapping[str, Any], section
         ends, first, last = (legal[0], legal[-1]), min(problems), max(problems)
         legal = [value for value in knob.values if ends[0] <= value <= ends[1] and not first <= value <= last] or legal
     way = f"write `{assignment(path, sweep_of(legal))}`" if legal else ""
-    found = [problem for group in problems.values() for problem in group]
+    listed = [problem for group in problems.values() for problem in group]
     if len(problems) > MOST_LISTED:  # one for each rule, with the first value and the last
         by_rule: dict[tuple[str, str], list[Problem]] = {}
-        for problem in found:
+        for problem in listed:
             by_rule.setdefault((problem.path, problem.rule), []).append(problem)
-        found = [replace(group[0], value=_span(group)) for group in by_rule.values()]
+        listed = [replace(group[0], value=_span(group)) for group in by_rule.values()]
     # ways out are written for overrides of the space
-    return [replace(problem, way_out=way) if section == "space" and way else problem for problem in found]
+    return [replace(problem, way_out=way) if section == "space" and way else problem for problem in listed]
 
 
 def _span(problems: Sequence[Problem]) -> object:

@@ -129,8 +129,8 @@ def reads_constant(path: str, design: StepDesign) -> bool:
     if path.startswith("system.node.experts."):
         return design.parallel.ep > 1
     efficiency = "system.gpu.efficiency."
-    known = set(constants_of(design).values())
-    return not path.startswith(efficiency) or path.removeprefix(efficiency).partition(".")[0] in known
+    constants = set(constants_of(design).values())
+    return not path.startswith(efficiency) or path.removeprefix(efficiency).partition(".")[0] in constants
 
 
 def rules(design: StepDesign) -> Iterator[Rule]:
@@ -153,8 +153,8 @@ def rules(design: StepDesign) -> Iterator[Rule]:
     yield from pass_rules(design.model, run, parallel, lengths=design.lengths is not None)
     yield from offload_rules(design.model, run, parallel, system)
     yield from _format_rules(design)
-    others = {"quantised": design.quantised is not None, "lengths": design.lengths is not None}
-    yield from parallel_rules(design.model, run, parallel, **others)
+    options = {"quantised": design.quantised is not None, "lengths": design.lengths is not None}
+    yield from parallel_rules(design.model, run, parallel, **options)
     if isinstance(design.model, Transformer):
         if design.model.latent is None:
             yield from _head_rules(design.model)
@@ -174,8 +174,8 @@ def _precision_rules(design: StepDesign) -> Iterator[Rule]:
         precisions = f"run.precision is one of {', '.join(gpu.efficiency)}"
         yield Rule("system.gpu.efficiency", True, rule, way_out=f"{precisions}; or python -m dse machine calibrate")
     if run.products is not None and gpu.constants(run.products) is None:
-        known = (name for name in get_args(Precision) if gpu.constants(name) is not None)
-        precisions = f"run.products is null or one of {', '.join(known)}"
+        formats = (name for name in get_args(Precision) if gpu.constants(name) is not None)
+        precisions = f"run.products is null or one of {', '.join(formats)}"
         yield Rule("system.gpu.efficiency", True, f"has no constants for {run.products}", way_out=precisions)
     if run.mode == "training" and run.precision == "fp8":
         rule = "is of inference: what is trained has activations of 16 bits"

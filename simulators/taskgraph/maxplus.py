@@ -372,11 +372,11 @@ def _peak_staging(graph: TaskGraph, form: Form, *, seconds: Durations, durations
     if not (durations > 0).all():  # instants of tasks without time are not ordered by the sums
         return None
     sizes = np.unique(graph.at["staged_bytes"][staging.tasks])
-    peaks, held = np.empty(graph.num_designs), graph.rows([graph.values[column] for column in sizes])
+    peaks, live = np.empty(graph.num_designs), graph.rows([graph.values[column] for column in sizes])
     structure = (graph.pred_ptr.astype(np.intp), graph.pred.astype(np.intp), np.array(seconds.of, np.intp))
     parts = (staging.tasks, staging.consumers, staging.size, staging.surely, staging.held)
     pairs = (staging.issued_ptr, staging.issued, staging.freed_ptr, staging.freed)
-    _stage(*structure, *parts, *pairs, durations.reshape(-1), held.reshape(-1), peaks)
+    _stage(*structure, *parts, *pairs, durations.reshape(-1), live.reshape(-1), peaks)
     return peaks
 
 
@@ -442,7 +442,7 @@ def _stage(  # noqa: C901, PLR0912, PLR0913, PLR0917
     peaks: Floats,
 ) -> None:
     """Peaks [B] from durations [D, B] and sizes [Z, B], both flat; indices are unsigned, for vector lanes."""
-    one, stride = np.uint64(1), np.uint64(128)  # designs side by side: their times stay in the nearest cache
+    unit, stride = np.uint64(1), np.uint64(128)  # designs side by side: their times stay in the nearest cache
     num_tasks, designs, begin = np.uint64(duration_of.size), np.uint64(peaks.size), np.uint64(0)
     num_sizes, num_consumers = np.uint64(surely.shape[1]), np.uint64(consumers.size)
     issued, finished = np.empty(num_tasks * stride), np.empty(num_tasks * stride)
@@ -453,7 +453,7 @@ def _stage(  # noqa: C901, PLR0912, PLR0913, PLR0917
             mine, taken = task * stride, np.uint64(duration_of[task]) * designs + begin
             for i in range(width):
                 issued[mine + i] = 0.0
-            for j in range(np.uint64(pred_ptr[task]), np.uint64(pred_ptr[task + one])):
+            for j in range(np.uint64(pred_ptr[task]), np.uint64(pred_ptr[task + unit])):
                 before = np.uint64(pred[j]) * stride
                 for i in range(width):
                     ended, start = finished[before + i], issued[mine + i]
@@ -465,9 +465,9 @@ def _stage(  # noqa: C901, PLR0912, PLR0913, PLR0917
             for i in range(width):
                 frees[mine + i] = 0.0
             for z in range(num_sizes):
-                times, held = freed_counts[c, z], z * designs + begin
+                times, row = freed_counts[c, z], z * designs + begin
                 for i in range(width):
-                    frees[mine + i] += times * sizes[held + i]
+                    frees[mine + i] += times * sizes[row + i]
         for i in range(width):
             peaks[begin + i] = 0.0
         for s in range(np.uint64(tasks.size)):
@@ -476,20 +476,20 @@ def _stage(  # noqa: C901, PLR0912, PLR0913, PLR0917
                 latest[i] = issued[mine + i] * (1.0 + 1e-12)  # a buffer whose consumer ends in this instant is free
                 level[i] = 0.0
             for z in range(num_sizes):
-                times, held = surely[s, z], z * designs + begin
+                times, row = surely[s, z], z * designs + begin
                 for i in range(width):
-                    level[i] += times * sizes[held + i]
-            for j in range(np.uint64(issued_ptr[s]), np.uint64(issued_ptr[s + one])):
+                    level[i] += times * sizes[row + i]
+            for j in range(np.uint64(issued_ptr[s]), np.uint64(issued_ptr[s + unit])):
                 other = np.uint64(issued_also[j])
-                mine, held = np.uint64(tasks[other]) * stride, np.uint64(size[other]) * designs + begin
+                mine, row = np.uint64(tasks[other]) * stride, np.uint64(size[other]) * designs + begin
                 for i in range(width):
-                    more = sizes[held + i]
+                    more = sizes[row + i]
                     level[i] += more if issued[mine + i] <= latest[i] else 0.0
-            for j in range(np.uint64(freed_ptr[s]), np.uint64(freed_ptr[s + one])):
+            for j in range(np.uint64(freed_ptr[s]), np.uint64(freed_ptr[s + unit])):
                 other = np.uint64(freed_also[j])
-                mine, held = np.uint64(consumers[other]) * stride, other * stride
+                mine, row = np.uint64(consumers[other]) * stride, other * stride
                 for i in range(width):
-                    less = frees[held + i]
+                    less = frees[row + i]
                     level[i] -= less if finished[mine + i] <= latest[i] else 0.0
             for i in range(width):
                 most, now = peaks[begin + i], level[i]

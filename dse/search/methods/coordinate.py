@@ -106,9 +106,9 @@ class Coordinate:
             # that with the same deciding values: its ranking applies
             start = next(start for start in starts if (start[self._deciding] == self._best[self._deciding]).all())
             most, best = self._options.most, ranked[start.tobytes()]
-            others = [self._with(self._best, (knob,), (value,)) for knob, value in self._others()]
+            neighbours = [self._with(self._best, (knob,), (value,)) for knob, value in self._others()]
             few = self._neighbours(self._best, [values[:most] for values in best])
-            yield [*others, *few, *self._alike(self._best)]
+            yield [*neighbours, *few, *self._alike(self._best)]
 
     def _others(self) -> Iterator[tuple[int, int]]:
         """Deciding knobs that count at the best point, and their values."""
@@ -157,8 +157,8 @@ class Coordinate:
         """Values of a group of knobs, the best around a point first, its own before others as good."""
         places, values = self._free[group], self._values[group]
         ranks = {value: self._rank(self._with(around, places, value)) for value in values}
-        own = tuple(around[list(places)].tolist())
-        return sorted(values, key=lambda value: (ranks[value], value != own))
+        point = tuple(around[list(places)].tolist())
+        return sorted(values, key=lambda value: (ranks[value], value != point))
 
     def _neighbours(self, around: Rows, values: Sequence[Sequence[Values]]) -> Iterator[Rows]:
         """Rows that differ from one in one group of knobs that counts there, made when they are asked for."""
@@ -178,7 +178,7 @@ class Coordinate:
                 _check_known(space, entry)
             texts = {paths.index(path): self._texts(paths.index(path)) for path in entry if path in paths}
             for text in dict.fromkeys(itertools.chain.from_iterable(texts.values())):
-                values = {place: own.index(text) for place, own in texts.items() if text in own}
+                values = {place: texts_there.index(text) for place, texts_there in texts.items() if text in texts_there}
                 if len(values) > 1:
                     yield tuple(values), tuple(values.values())
 

@@ -271,10 +271,10 @@ def _fit_recurrent(device: Device, chosen: Chosen, constants: Mapping[str, float
 
 def _fit_library(device: Device, precision: str, chosen: Chosen) -> Efficiency:
     """Fit the constants of a library of today to GEMMs."""
-    tiles, known = library_tiles(device, precision), device.gpu.constants(precision)
+    tiles, constants = library_tiles(device, precision), device.gpu.constants(precision)
     # a cache that keeps activations is given, its rate is fitted
-    cache = None if known is None else known.cache_bytes
-    weights_cache = None if known is None else known.weights_cache_bytes
+    cache = None if constants is None else constants.cache_bytes
+    weights_cache = None if constants is None else constants.weights_cache_bytes
     caches = {"cache_bytes": cache, "weights_cache_bytes": weights_cache}
     typical = typical_library(tiles).model_copy(update=caches)
     priors = LIBRARY_PRIORS if cache is None else {**LIBRARY_PRIORS, "cache_speed": CACHE_PRIOR}
@@ -387,11 +387,11 @@ def _select_rows(rows: MeasuredRows, num_gpus: int) -> Chosen:
         places, weights = medoids(_features(rows), MOST[rows.kind])
         return rows.take(places), weights
     # others run on kernels of their own, which constants do not describe
-    whole = np.flatnonzero((rows.shape["m"] % _WHOLE == 0) & (rows.shape["k"] % _WHOLE == 0))
-    if len(whole) < LIBRARY_GEMMS:  # too few: take what there is
-        whole = np.arange(rows.size)
-    places, weights = medoids(_features(rows.take(whole)), LIBRARY_GEMMS)
-    places = whole[places]
+    aligned = np.flatnonzero((rows.shape["m"] % _WHOLE == 0) & (rows.shape["k"] % _WHOLE == 0))
+    if len(aligned) < LIBRARY_GEMMS:  # too few: take what there is
+        aligned = np.arange(rows.size)
+    places, weights = medoids(_features(rows.take(aligned)), LIBRARY_GEMMS)
+    places = aligned[places]
     return rows.take(places), weights
 
 

@@ -266,19 +266,19 @@ def components(rows: Sequence[ResidualRow]) -> list[Between]:
 
     Of kinds of `BY_KEY`, a key whose rows have a single name of a trait has the component of all keys together.
     """
-    found = list[Between]()
+    between = list[Between]()
     for kind, of_kind in _apart(rows, "kind").items():
         for trait in TRAITS.get(kind, ()):
             together = _component(of_kind, "", trait)
             if kind not in BY_KEY:
-                found += [together] if together is not None else []
+                between += [together] if together is not None else []
                 continue
             for key, of_key in _apart(of_kind, "key").items():
-                own, names = _component(of_key, key, trait), _names(of_key, trait)
-                if own is None and together is not None:
-                    own = replace(together, key=key, names=names)
-                found += [own] if own is not None else []
-    return found
+                of_names, names = _component(of_key, key, trait), _names(of_key, trait)
+                if of_names is None and together is not None:
+                    of_names = replace(together, key=key, names=names)
+                between += [of_names] if of_names is not None else []
+    return between
 
 
 def _names(rows: Sequence[ResidualRow], trait: Trait) -> frozenset[str]:
@@ -287,17 +287,17 @@ def _names(rows: Sequence[ResidualRow], trait: Trait) -> frozenset[str]:
 
 def _component(rows: Sequence[ResidualRow], key: str, trait: Trait) -> Between | None:
     alike = dict[tuple[str, ...], dict[str, list[float]]]()
-    told = [row for row in rows if trait.name in row.traits and row.carried in ("", trait.name)]
-    carried = {row.traits[trait.name] for row in told if row.carried}  # as a name without rows would be predicted
-    counts = Counter(row.traits[trait.name] for row in told)
-    compared = (row for row in told if row.carried or row.traits[trait.name] not in carried)
+    traited = [row for row in rows if trait.name in row.traits and row.carried in ("", trait.name)]
+    carried = {row.traits[trait.name] for row in traited if row.carried}  # as a name without rows would be predicted
+    counts = Counter(row.traits[trait.name] for row in traited)
+    compared = (row for row in traited if row.carried or row.traits[trait.name] not in carried)
     for row in (row for row in compared if counts[row.traits[trait.name]] >= LEAST):
         place = tuple(row.traits.get(name, "") for name in trait.within)
         alike.setdefault(place, {}).setdefault(row.traits[trait.name], []).append(row.residual)
     spread = Spread.of(list(alike.values()))
     if spread is None:
         return None
-    return Between(rows[0].kind, key, trait.name, _names(told, trait), *spread.between, source=_sources(told))
+    return Between(rows[0].kind, key, trait.name, _names(traited, trait), *spread.between, source=_sources(traited))
 
 
 def _stretch(rows: Sequence[ResidualRow]) -> float:

@@ -45,8 +45,8 @@ def settings_import(words: Sequence[str]) -> int:
         if not settings.unmodelled and (not settings.has_own or settings.plan == with_words({}, overrides)):
             raise ConfigError([_holds_nothing(tool, path)])
         counting = [*settings.unmodelled, *(unread for unread in settings.unread if _changes(unread, tool))]
-        kept = {"unread": [f"{path.name}: {unread}" for unread in counting]} if counting else {}
-        text = yaml.safe_dump({"tool": name, **kept, **settings.plan}, sort_keys=False)
+        notes = {"unread": [f"{path.name}: {unread}" for unread in counting]} if counting else {}
+        text = yaml.safe_dump({"tool": name, **notes, **settings.plan}, sort_keys=False)
         keep(out, text)
         for unread in counting:
             console.print(f"changes a step, and is not modelled: {unread}", soft_wrap=True, highlight=False)
@@ -89,8 +89,8 @@ def _of_software(sites: Mapping[str, str]) -> Iterator[str]:
     for name in dict.fromkeys(text.partition(" ")[0] for text in sites.values()):
         software = implementation(name)
         if software is not None:
-            own = (site for site, text in sites.items() if text.partition(" ")[0] == name)
-            runs = (f"{site}: {software.schedules[place_of(software, site)]['schedule']}" for site in own)
+            texts = (site for site, text in sites.items() if text.partition(" ")[0] == name)
+            runs = (f"{site}: {software.schedules[place_of(software, site)]['schedule']}" for site in texts)
             yield f"{name} runs {', '.join(runs)}, at what it costs (conf/implementation)"
 
 
@@ -105,7 +105,7 @@ def launch_number(text: str) -> int:
 def _changes(unread: str, tool: Tool) -> bool:
     """Return whether a setting that no plan has changes a step, by its name or that of its section."""
     name = unread.split(" ")[0].split(".")[0].lstrip("-").replace("_", "-")
-    return name in {known.lstrip("-").replace("_", "-") for known in tool.unmodelled}
+    return name in {flag.lstrip("-").replace("_", "-") for flag in tool.unmodelled}
 
 
 def write_all(tool: Tool, plan: Plan, name: str, model: ModelFacts = UNKNOWN) -> dict[str, Written]:
@@ -120,11 +120,11 @@ def write_all(tool: Tool, plan: Plan, name: str, model: ModelFacts = UNKNOWN) ->
 def nearest(tool: Tool, plan: Plan, written: Mapping[str, Written]) -> dict[str, Any]:
     """The plan that the files of a tool say, with what the tool does by itself at sites that they leave serial."""
     texts = [(file, written[file.name].text) for file in tool.files]
-    known: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     for path in ("parallel.tp", *tool.follows):  # which settings leave open
         if (value := get_path(plan, path)) is not None:
-            put_in(known, path, value)
-    nearest_plan = dict(read(texts, known).plan)
+            put_in(named, path, value)
+    nearest_plan = dict(read(texts, named).plan)
     for site, text in tool.own_sites(plan).items():
         if get_path(nearest_plan, f"sites.{site}") in (None, SERIAL):
             put_in(nearest_plan, f"sites.{site}", text)
@@ -206,9 +206,9 @@ def _file_of(tool: Tool, path: Path, text: str) -> tuple[SettingsFile, str]:
         return (alike or [tool.files[-1]])[0], text
     script, files = script_of(text), [file for file in (*alike, *tool.files) if file.format in _OF_LAUNCHES]
     launches, written = split_documents(script)
-    own = [file for file in tool.files if file.format == "yaml"]
-    if own and len(written) == 1 and not launches.strip():
-        return own[0], next(iter(written.values()))
+    configs = [file for file in tool.files if file.format == "yaml"]
+    if configs and len(written) == 1 and not launches.strip():
+        return configs[0], next(iter(written.values()))
     if not files or not script.strip():
         rule = f"is {manifest_kind(text)} that holds no launch of {tool.name}"
         raise ConfigError([Problem("settings", rule, str(path), "name the file whose containers run it")])
@@ -240,8 +240,8 @@ def _named(tool: Tool, folder: Path, file: SettingsFile) -> str:
     for other in tool.files:
         for setting in other.settings if (folder / other.name).is_file() else ():
             if setting.constant == file.name:
-                found = re.search(rf"^[^#\n]*{setting.name}[= ]+(\S+)", _text(folder / other.name), re.MULTILINE)
-                return file.name if found is None else Path(found[1]).name
+                match = re.search(rf"^[^#\n]*{setting.name}[= ]+(\S+)", _text(folder / other.name), re.MULTILINE)
+                return file.name if match is None else Path(match[1]).name
     return file.name
 
 

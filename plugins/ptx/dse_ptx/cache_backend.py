@@ -153,8 +153,8 @@ def _sum(cost: SimulatedCost, more: SimulatedCost | None) -> SimulatedCost:
     if more is None:
         return cost
     names = ("seconds", "busy_s", "totals", "stalled")
-    whole = {name: getattr(cost, name) + getattr(more, name) for name in names}
-    return replace(cost, share=cost.share * more.share, **whole)
+    total = {name: getattr(cost, name) + getattr(more, name) for name in names}
+    return replace(cost, share=cost.share * more.share, **total)
 
 
 @lru_cache(maxsize=2)  # of an application all policies are simulated, one after another

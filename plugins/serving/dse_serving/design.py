@@ -83,8 +83,8 @@ class ServingKernels(SourcedValue):
         speeds = self.experts.get(experts, self.experts.get(_NEAR.get(experts, "fp8"), plain))
         dispatch_s = self.dispatch.get(design.server.name, 0.0)
         of_weights = experts if experts == "mxfp4" else _NEAR.get(experts, experts)
-        if (found := self._set(design, of_weights)) is not None:
-            speeds, dispatch_s = Speeds(few=found.few, many=found.many), found.dispatch_s
+        if (constants := self._set(design, of_weights)) is not None:
+            speeds, dispatch_s = Speeds(few=constants.few, many=constants.many), constants.dispatch_s
         if design.server.scheduler.dispatch_s is not None:
             dispatch_s = design.server.scheduler.dispatch_s
         return EngineKernels(dense=plain, experts=speeds, dispatch_s=dispatch_s, sum_s=self.sum_s, peer_s=self.peer_s)
@@ -96,10 +96,10 @@ class ServingKernels(SourcedValue):
         gpu = name_in_tables(design.system.gpu)
         architecture = next((name for name, gpus in self.architectures.items() if gpu in gpus), "")
         attention = "grouped" if getattr(design.model, "latent", None) is None else "latent"
-        asked = design.server.name, architecture, attention, format_name
+        cell = design.server.name, architecture, attention, format_name
         for trait in ("", *self.given_up):
             for name in (*self.fitted, *self.sets):
-                differing = [_TRAITS[place] for place, word in enumerate(name.split()) if word != asked[place]]
+                differing = [_TRAITS[place] for place, word in enumerate(name.split()) if word != cell[place]]
                 if differing in ([], [trait]):
                     return self.sets.get(name)
         return None
@@ -165,8 +165,8 @@ class Serving(StepDesign):
     @property
     def prefill_gpus(self) -> int:
         """GPUs of all engines of prompts, where these are apart."""
-        engines, others = self.engines, int(self.parallel.dp) * int(self.parallel.pp)
-        return int(engines.prefill_replicas * (engines.prefill_tp or self.parallel.tp)) * others if engines.apart else 0
+        engines, ranks = self.engines, int(self.parallel.dp) * int(self.parallel.pp)
+        return int(engines.prefill_replicas * (engines.prefill_tp or self.parallel.tp)) * ranks if engines.apart else 0
 
     @property
     def each(self) -> int:
@@ -311,8 +311,8 @@ def _times_apart(design: Serving, step: StepDesign, attending: PartTimes) -> Ste
     parts = _parts(step.model_copy(update={"parallel": alone.model_copy(update={"dp": gpus, "ep": gpus})}), plan)
     table = attending.apart(PartTimes(parts, attending.kernels), int(step.parallel.dp), gpus, batches)
     times = times_of({"apart": table}, attending, plan.graphs)
-    whole = memory_of(step.model_copy(update={"parallel": alone.model_copy(update={"dp": 1})}))[0]
-    experts = (whole - parts.times.weight_bytes) / (1 - 1 / gpus)  # a GPU of `parts` has all else, and a share of them
+    memory = memory_of(step.model_copy(update={"parallel": alone.model_copy(update={"dp": 1})}))[0]
+    experts = (memory - parts.times.weight_bytes) / (1 - 1 / gpus)  # a GPU of `parts` has all else, and a share of them
     if experts / gpus > plan.memory * times.room_bytes:
         rule = f"are too few: {experts / gpus / 1e9:,.1f} GB of experts each"
         raise ConfigError([Problem("engines.expert_gpus", rule, gpus, "use more")])

@@ -216,9 +216,9 @@ def model_name(path: str) -> str:
     short = re.sub(r"_(instruct|chat|base|fp8|fp4|nvfp4|bf16|v\d[\d.]*|it|hf|2507|0528|thinking)(?=_|$)", "", plain)
     joined = re.sub(r"^(meta_)?llama_", "llama", short)
     for name in (plain, short, joined, re.sub(r"^llama3\.\d", "llama3", joined)):
-        known = str(settings()["models"].get(name, name))
-        if (known := aliases().get(known, known)) in public():
-            return known
+        name_there = str(settings()["models"].get(name, name))
+        if (name_there := aliases().get(name_there, name_there)) in public():
+            return name_there
     raise KeyError(f"{path} is no public model that is known")
 
 
@@ -242,14 +242,16 @@ def _options(row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _is_of(row: Row, kind: Mapping[str, Any]) -> bool:
-    told: dict[str, Callable[[], Any]] = {
+    readers: dict[str, Callable[[], Any]] = {
         "dated": lambda: row.is_dated,
         "measured": lambda: row.day,
         "model": lambda: model_name(row.cells["model_path"]),
         "requests": lambda: row.concurrency,
         "shared": lambda: row.degrees[1] > 1,
     }
-    return all((told[name]() if name in told else row.cells.get(name)) == kind[name] for name in _KIND if name in kind)
+    return all(
+        (readers[name]() if name in readers else row.cells.get(name)) == kind[name] for name in _KIND if name in kind
+    )
 
 
 def _count(rule: Mapping[str, float], row: Row) -> int:

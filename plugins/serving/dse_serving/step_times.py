@@ -176,15 +176,15 @@ def step_parts(design: StepDesign, tokens: int, sequences: int) -> StepParts:
     grid = _run(design, "decode", rows[:, None], contexts[None, :])
     lengths, numbers = _lengths(), np.arange(sequences + 1)
     # one sequence: attention of several is the sum of theirs
-    whole = _run(design, "prefill", 1, lengths)
+    prompt = _run(design, "prefill", 1, lengths)
     times = StepTimes(
         np.zeros((2, 2)),
         between(numbers, knots, _head(steps)),
         np.zeros((2, 2, 2)),
-        _core(whole) / lengths,
+        _core(prompt) / lengths,
         _launches(steps),
         *memory_of(design),
-        shares=(_share(whole, _moved_s), _share(grid, _multiplied_s)),
+        shares=(_share(prompt, _moved_s), _share(grid, _multiplied_s)),
     )
     shape = len(rows), _OCTAVES
     core, moved = (np.broadcast_to(part, shape) for part in (_core(grid), _moved_s(grid, _core_parts(grid))))
@@ -195,8 +195,8 @@ def step_parts(design: StepDesign, tokens: int, sequences: int) -> StepParts:
     peers = int(np.asarray(steps.passes.platform.groups["tp"].num_gpus)) - 1
     layers = float(max(np.max(count) for name, count in steps.passes.counts.items()))
     slowed = np.stack([_slowed(step, design, knots) for step in (prompts, steps)])
-    rest = layers, *_routing(design, steps), slowed, float(np.max(steps.passes.platform.chip.launch_s))
-    return StepParts(knots, rows, linear, core, moved, (saved[0], saved[1]), peers, *rest, times)
+    features = layers, *_routing(design, steps), slowed, float(np.max(steps.passes.platform.chip.launch_s))
+    return StepParts(knots, rows, linear, core, moved, (saved[0], saved[1]), peers, *features, times)
 
 
 def _routing(design: StepDesign, step: Iteration) -> tuple[float, float]:
@@ -305,11 +305,11 @@ def _columns(step: Iteration, knots: ArrayLike) -> Floats:
 def _slowed(step: Iteration, design: StepDesign, knots: ArrayLike) -> Floats:
     """Factors on the times of products, and of those of experts, while kernels of a library move data [2, knots]."""
     platform, copy = step.passes.platform, design.system.gpu.cu_copy
-    held = 0 if copy is None else np.minimum(copy.num_cus, np.asarray(platform.chip.cus) - 1)
+    copying_cus = 0 if copy is None else np.minimum(copy.num_cus, np.asarray(platform.chip.cus) - 1)
     rows = []
     for kind in ("dense", "experts"):
         parts = [part for part in step.passes.parts if _kind(part.op.work) == kind and part.op.kind not in _CORE]
-        times = beside_moved_data([part.op for part in parts], [part.spent for part in parts], platform, held)
+        times = beside_moved_data([part.op for part in parts], [part.spent for part in parts], platform, copying_cus)
         late = sum((part.times * seconds for part, seconds in zip(parts, times, strict=True)), np.zeros(()))
         alone = step.passes.sum(parts)
         rows.append(np.where(alone > 0, quotient(late, alone), 1.0))

@@ -41,11 +41,11 @@ def beside_rows() -> Iterator[Callable[[], Row]]:
         yield from (partial(beside, background, made, size=size) for size in [*LARGE, *SMALL])
 
 
-def beside(background: Callable[[], Background], made: list[Background], *, size: Size) -> Row:
+def beside(background: Callable[[], Background], backgrounds: list[Background], *, size: Size) -> Row:
     """A GEMM and a background, each alone and each while the other goes on. made: the background, once there is one."""
-    if not made:
-        made.append(background())
-    call, other = gemm(size), made[0]
+    if not backgrounds:
+        backgrounds.append(background())
+    call, other = gemm(size), backgrounds[0]
     counts = calls_in(call), calls_in(other.call)
     measure = _beside_trains if other.lasting is None else partial(_beside_lasting, other.lasting)
     # alone and beside in turn, so that a drift of the clock meets both
@@ -154,16 +154,16 @@ def pipeline(*, size: Size, cut_as: tuple[str, int], mover: tuple[str, int]) -> 
     (axis, chunks), (kernel, sms), (m, _, k) = cut_as, mover, size
     num_bytes = 2 * m * k // chunks
     calls = cut(*operands(size), axis, chunks)
-    whole = product(size)
+    uncut = product(size)
     copy = by_engine("to_gpu", num_bytes).call if kernel == "engine_to_gpu" else by_sms(kernel, sms, num_bytes).call
     # warm up: the first call of each loads its kernel
-    for call in (*calls, whole, copy):
+    for call in (*calls, uncut, copy):
         call()
     runs = {
         "pipeline_s": partial(_pipeline, copy, calls),
-        "serial_s": partial(_one_by_one, copy, chunks, whole),
+        "serial_s": partial(_one_by_one, copy, chunks, uncut),
         "copy_s": partial(repeat, copy, chunks),
-        "gemm_s": partial(repeat, whole, 1),
+        "gemm_s": partial(repeat, uncut, 1),
         "chunks_s": partial(repeat, in_turn(calls), chunks),
     }
     times = {name: statistics.median(time_queue(run) for _ in range(9)) for name, run in runs.items()}

@@ -158,15 +158,15 @@ class TensorGroup:
     def drawn_effect(self, schedule: Any, workload: Workload, drawn: Mapping[str, Floats]) -> Effect:
         """The effect with drawn factors [S] on the work of tasks, by their kind."""
         graphs = (self._remembered(way, workload, self.graphs, self._graph) for way in (schedule, _serial_of(schedule)))
-        (makespan, computing, held), (serial, *_) = (_run(graph.draw(drawn), self.engine) for graph in graphs)
-        return self._seen(makespan, computing, held=held, serial=serial)
+        (makespan, computing, cus), (serial, *_) = (_run(graph.draw(drawn), self.engine) for graph in graphs)
+        return self._seen(makespan, computing, held=cus, serial=serial)
 
     def _effect(self, schedule: Any, workload: Workload) -> Effect:
-        makespan, computing, held = _run(self._graph(schedule, workload), self.engine)
+        makespan, computing, cus = _run(self._graph(schedule, workload), self.engine)
         serial = self._remembered(
             _serial_of(schedule), workload, self.serial_s, lambda *way: _run(self._graph(*way), self.engine)[0]
         )
-        return self._seen(makespan, computing, held=held, serial=serial)
+        return self._seen(makespan, computing, held=cus, serial=serial)
 
     def _graph(self, schedule: Any, workload: Workload) -> Any:
         return schedule.lower(self.simulated, workload)
@@ -370,12 +370,12 @@ def _rectangle(exchange: Exchange, element_bytes: float) -> tuple[Any, Any]:
 
 def _plain(numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Arrays without axes as numbers; sizes are whole."""
-    whole = {
+    columns = {
         name: np.rint(value).astype(int) if isinstance(value, np.ndarray) else value for name, value in numbers.items()
     }
     return {
         name: value.item() if isinstance(value, np.ndarray) and not value.ndim else value
-        for name, value in whole.items()
+        for name, value in columns.items()
     }
 
 
@@ -396,8 +396,8 @@ def _run(graph: TaskGraph, engine_name: str) -> tuple[Floats, Floats, Floats]:
             totals.cu_s,
         )
     shape = () if graph.shape == (1,) else graph.shape  # a single design: numbers without axes
-    ended, computed, held = (column.reshape(shape) for column in columns)
-    return ended, computed, held
+    ended, computed, cus = (column.reshape(shape) for column in columns)
+    return ended, computed, cus
 
 
 def site_rules(scheduled: SiteSchedules, blocks: Sequence[Sequence[Op]]) -> Iterator[Rule]:

@@ -306,15 +306,17 @@ class Iteration:
     def message_s(self) -> Floats:
         """Time of one micro-batch's activations to the next stage."""
         tokens = np.asarray(self.passes.run.batch, float) * self.passes.run.pass_tokens
-        whole = self.passes.run.element_bytes * tokens / self.passes.parallel.cp * np.asarray(self.width, float)
+        row_bytes = self.passes.run.element_bytes * tokens / self.passes.parallel.cp * np.asarray(self.width, float)
         shared = self.passes.parallel.scatter_gather or self.passes.parallel.sequence_parallel
         if not shared:
-            return _exchange_s(self.passes.platform, "pp", whole, "send_recv")
-        sent = _exchange_s(self.passes.platform, "pp", whole / np.asarray(self.passes.parallel.tp, float), "send_recv")
+            return _exchange_s(self.passes.platform, "pp", row_bytes, "send_recv")
+        sent = _exchange_s(
+            self.passes.platform, "pp", row_bytes / np.asarray(self.passes.parallel.tp, float), "send_recv"
+        )
         if self.passes.parallel.sequence_parallel:  # each GPU needs its own tokens alone
             return sent
         several = np.asarray(self.passes.parallel.pp, float) > 1
-        return np.asarray(sent + several * _exchange_s(self.passes.platform, "tp", whole, "all_gather"))
+        return np.asarray(sent + several * _exchange_s(self.passes.platform, "tp", row_bytes, "all_gather"))
 
     @cached_property
     def update(self) -> OperatorCost:
@@ -354,8 +356,8 @@ class Iteration:
         together = self.passes.forward_s + self.passes.backward_s
         share = quotient(together - self.passes.saved_s, together)
         passes = (self._stretches(self.passes.counts, forward=forward, share=share) for forward in (True, False))
-        whole = sum((drained_s(stretches) for stretches in passes), np.zeros(()))
-        return np.asarray(self.host_batch_s + np.maximum(whole - self._gpu_s, 0.0))
+        drained = sum((drained_s(stretches) for stretches in passes), np.zeros(()))
+        return np.asarray(self.host_batch_s + np.maximum(drained - self._gpu_s, 0.0))
 
     @cached_property
     def offload_wait_s(self) -> Floats:
@@ -415,12 +417,12 @@ class Iteration:
             self.passes.is_training and self.passes.parallel.exchanges == "two_micro_batches"
         )  # while a pipeline fills
         saved = self.passes.hidden_s + (0.0 if alone else self.passes.saved_s)
-        others = self._others_s() + (pp - 1) * (self.gradients.split_s + self.passes.copies.slot_s - saved)
+        other_stages_s = self._others_s() + (pp - 1) * (self.gradients.split_s + self.passes.copies.slot_s - saved)
         backward = [part for part in self.passes.parts if not part.forward]
         weights, inputs = (self._elsewhere(part for part in backward if part.op.weight == of) for of in (True, False))
         weights = np.minimum(weights, inputs)
         directions = 2 if self.passes.is_training else 1
-        turns = StageTurns(busy, others, weights, self.message_s, pp, self.passes.micro_batches, directions)
+        turns = StageTurns(busy, other_stages_s, weights, self.message_s, pp, self.passes.micro_batches, directions)
         return replace(turns, chunks=self._chunks()) if self.passes.parallel.pipeline in _BY_PASS else turns
 
     def _chunks(self) -> tuple[Floats, Floats, Floats]:
@@ -436,8 +438,8 @@ class Iteration:
 
     def _elsewhere(self, parts: Iterable[StageOperator]) -> Floats:
         """Time of operators of one micro-batch on the other stages."""
-        whole = ((part, np.asarray(part.op.count, float) * np.asarray(part.block.count, float)) for part in parts)
-        return np.asarray(sum((part.spent.seconds * (all_ - part.times) for part, all_ in whole), np.zeros(())))
+        of_all = ((part, np.asarray(part.op.count, float) * np.asarray(part.block.count, float)) for part in parts)
+        return np.asarray(sum((part.spent.seconds * (all_ - part.times) for part, all_ in of_all), np.zeros(())))
 
     @cached_property
     def seconds(self) -> Floats:

@@ -421,11 +421,11 @@ def _kept_without_ups(sizes: Sizes) -> Any:
     """The same of a layer with latent attention that computes norms, up-projections and activations again."""
     latent, model = sizes.model.latent, sizes.model
     assert latent is not None
-    own, heads = kept_numbers(sizes, latent), sizes.heads * (2 * latent.key + np.asarray(latent.value_dim, float))
+    numbers, heads = kept_numbers(sizes, latent), sizes.heads * (2 * latent.key + np.asarray(latent.value_dim, float))
     wide = sizes.ffn * (2 if model.gated else 1) if model.moe is None else 0.0
     experts = 0.0 if model.moe is None else kept_bytes_of_experts(sizes, activations=False)
     norms = 2 * (sizes.element + _mask(sizes)) * sizes.own
-    return norms + sizes.element * sizes.tokens * (own - heads + wide) + experts - _narrowed(sizes, 1)
+    return norms + sizes.element * sizes.tokens * (numbers - heads + wide) + experts - _narrowed(sizes, 1)
 
 
 # The ends

@@ -99,8 +99,8 @@ def calibration_rows(file: Path, fits: str) -> list[Mapping[str, str]]:
 
 def rows_fitted_by(file: Path, option: str) -> list[Mapping[str, str]]:
     """Rows of a table that constants of an option `implementation/<name>` were fitted on. Raises ConfigError."""
-    own = _named(option.rpartition("/")[2]).fitted_on
-    return [cells for _, cells in read_csv(file, needed=NEEDED).rows if any(_is_row(cells, row) for row in own)]
+    fitted = _named(option.rpartition("/")[2]).fitted_on
+    return [cells for _, cells in read_csv(file, needed=NEEDED).rows if any(_is_row(cells, row) for row in fitted)]
 
 
 def fits_of(cells: Mapping[str, str]) -> frozenset[str]:

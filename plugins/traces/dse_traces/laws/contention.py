@@ -222,8 +222,8 @@ def observed_slowdowns(profile: Profile, laws: Laws) -> pd.DataFrame:
     """
     both = side_by_side(profile)
     beside = np.minimum(np.bincount(both.kernel, both.seconds, len(profile)), profile.seconds)
-    held = _held(profile, both)
-    table = profile.kernels.assign(beside=beside, taken=held, place=places(profile))
+    sms = _held(profile, both)
+    table = profile.kernels.assign(beside=beside, taken=sms, place=places(profile))
     table = table[_computes_alone(profile) & (table["seconds"] >= _SHORTEST_S)]
     share = table["beside"] / table["seconds"]
     times = table[share <= _ALONE].groupby("place")["seconds"]
@@ -233,8 +233,8 @@ def observed_slowdowns(profile: Profile, laws: Laws) -> pd.DataFrame:
     rows = rows.assign(slowdown=rows["beside"] / work.clip(lower=_SHORTEST_S / 10))
     ctas, taken = (rows[name].to_numpy(float, na_value=np.nan) for name in ("ctas", "taken"))
     by_waves = [
-        float(lost_share(kind, count, laws.sms, min(held, laws.sms - 1.0))) if kind in ON_SMS else 1.0
-        for kind, count, held in zip(rows["kind"], ctas, taken, strict=True)
+        float(lost_share(kind, count, laws.sms, min(sms, laws.sms - 1.0))) if kind in ON_SMS else 1.0
+        for kind, count, sms in zip(rows["kind"], ctas, taken, strict=True)
     ]
     slowdown = rows["slowdown"].clip(lower=1.0)
     # of lost SMs and interference the larger is seen: a slowdown that lost SMs explain tells of no other
@@ -310,8 +310,8 @@ def _held(profile: Profile, both: SideBySide) -> Floats:
     """SMs that collectives held beside each kernel [N], weighted by time."""
     ctas = profile.kernels["ctas"].to_numpy(float, na_value=0.0)
     spent = np.bincount(both.kernel, both.seconds, len(profile))
-    held = np.bincount(both.kernel, both.seconds * ctas[both.collective], len(profile))
-    return np.asarray(held / np.maximum(spent, 1e-12))
+    ctas_s = np.bincount(both.kernel, both.seconds * ctas[both.collective], len(profile))
+    return np.asarray(ctas_s / np.maximum(spent, 1e-12))
 
 
 def _interval(values: pd.Series[float], weights: pd.Series[float]) -> Estimate:
