@@ -45,7 +45,7 @@ ops = st.lists(st.tuples(times, shares, st.sampled_from([0.0, 1e-5, 3e-4])), min
 kinds = st.lists(st.tuples(ops, st.integers(1, 5), st.just(0)), min_size=1, max_size=3)
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @given(kinds, st.integers(0, 3), st.floats(0, 1e9))
 def test_without_copies_operators_take_what_they_take_alone(layer_kinds: Any, ahead: int, staged: float) -> None:
     model = layers(

@@ -280,7 +280,7 @@ def test_a_study_tells_who_won_and_where_everything_is(study: tuple[Path, str]) 
     assert "workload.only=[g4]" in output  # brackets are text, not mark-up
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_report_redraws_what_is_stored_without_evaluating_anything(
     study: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -419,7 +419,7 @@ def test_claims_are_judged_on_complete_tables_only(study: tuple[Path, str], tmp_
     assert all(f"complete tables, this is 50 of {selection.num_rows} rows" in row["reason"] for row in rows)
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_study_is_shown_in_mlflow_and_of_a_long_table_the_fronts_and_baselines(
     elsewhere: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -441,7 +441,7 @@ def test_a_study_is_shown_in_mlflow_and_of_a_long_table_the_fronts_and_baselines
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_interrupt_ends_a_long_run_at_once_without_a_traceback(jobs: int, tmp_path: Path) -> None:
     sweep = "+space.system.gpu.num_cus=range(104,304,8)"  # a minute's work

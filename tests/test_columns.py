@@ -19,6 +19,7 @@ SMALL = ["tracking=none", "fidelity=none", "timeline=false", "executor.jobs=1"]
 FLAGSHIP = ["study=ficco_sweep", "workload.only=[g4]", "space.schedule.num_chunks=choice(2,8)"]
 
 
+@pytest.mark.more
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize(
     "words",
@@ -49,6 +50,7 @@ def test_the_columns_that_a_study_needs_are_recorded_or_searched(study: str) -> 
     assert set(needed) <= {*without.recorded_paths, *without.knobs}
 
 
+@pytest.mark.more
 def test_a_path_that_no_design_has_is_an_empty_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*FLAGSHIP, "space.schedule.name=choice(serial,shard_p2p)", *SMALL]) == 0

@@ -35,6 +35,7 @@ from simulators.taskgraph.symmetry import patterns, reduce_graph
 from simulators.taskgraph.timeline import Timeline
 from tests import iterations, test_external, test_functions, toy
 from tests.graphs import AMOUNTS, Plan, assert_equal_totals, graphs, grids, pipelines
+from tests.passes import research_folders
 from tests.support import (
     ENGINES,
     EXACT,
@@ -270,8 +271,15 @@ SCREENED: dict[str, Callable[[], tuple[Backend, list[Batch]]]] = {
 SCREENED = {name: make for name, make in SCREENED.items() if name in BACKENDS or name.startswith("toy")}
 
 
+def _marked(name: str) -> Any:
+    """The name of a backend, marked as `more` where it is of a plug-in under study, which compiles kernels for it."""
+    module = BACKENDS[name].__module__ if name in BACKENDS else ""
+    is_research = any((folder / module.partition(".")[0]).is_dir() for folder in research_folders() if module)
+    return pytest.param(name, marks=pytest.mark.more if is_research else ())
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SCREENED)
+@pytest.mark.parametrize("name", list(map(_marked, SCREENED)))
 def test_a_backend_keeps_what_orchestration_relies_on(name: str) -> None:
     simulator, batches = SCREENED[name]()
     timed = [metric for metric in simulator.metrics if metric.startswith("overhead_s")]

@@ -71,7 +71,7 @@ def test_a_database_of_another_mlflow_is_told(version: str, capsys: pytest.Captu
     assert version == "ok" or version in line
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_database_that_mlflow_made_is_of_the_installed_version() -> None:
     from dse.tracking.database import open_store
 

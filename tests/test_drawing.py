@@ -44,6 +44,7 @@ def drawn(folder: Path, which: str, *figures: tuple[str, Draw], key: bool = True
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.more
 def test_a_worker_draws_the_same_figure_to_the_byte(tmp_path: Path) -> None:
     figures = [(name, partial(dots, name)) for name in ("first", "second", "third")]
     (tmp_path / "here").mkdir()
@@ -61,6 +62,7 @@ def test_the_key_figure_is_the_first_of_a_study(tmp_path: Path, which: str, *, k
     assert {Path(name).stem for name in drawn(tmp_path, which, *figures, key=key)} == names
 
 
+@pytest.mark.more
 def test_what_cannot_be_sent_to_a_worker_or_kills_it_is_drawn_here(tmp_path: Path) -> None:
     figures: list[tuple[str, Draw]] = [("closure", lambda: dots("first"))]
     figures += [("deadly", partial(dots_unless_in_worker, os.getpid()))]
@@ -69,6 +71,7 @@ def test_what_cannot_be_sent_to_a_worker_or_kills_it_is_drawn_here(tmp_path: Pat
     assert files["closure.svg"] == files["deadly.svg"]
 
 
+@pytest.mark.more
 def test_what_a_figure_raises_is_raised_once_all_others_are_drawn(tmp_path: Path) -> None:
     figures: list[tuple[str, Draw]] = [("broken", broken), ("fine", partial(dots, "fine"))]
     with closing(FigureWorkers(Figures(name="all"))) as drawing:

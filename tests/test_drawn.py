@@ -79,6 +79,7 @@ def test_a_dot_that_is_drawn_in_a_row_of_another_name_is_counted(values: list[fl
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(5, 3)
 @pytest.mark.parametrize("study", drawn.QUICK)
 def test_every_drawn_value_is_that_of_its_key_in_the_table(study: str) -> None:
     outputs = run_of(study)
@@ -113,12 +114,13 @@ def _table(outputs: Outputs) -> pd.DataFrame:
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(5, 3)
 @pytest.mark.parametrize("study", drawn.QUICK)
 def test_the_numbers_of_a_headline_are_in_its_tables(study: str) -> None:
     assert headlines.numbers_without_origin(run_of(study)) == []
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.parametrize("study", sorted(ELSEWHERE))
 def test_a_headline_is_right_for_another_machine_or_workload(study: str) -> None:
     outputs, usual = run_of(study, *ELSEWHERE[study]), run_of(study)

@@ -265,7 +265,7 @@ def test_every_command_that_runs_a_study_is_tried_with_words_of_its_own() -> Non
     assert set(COMMANDS) == {name for name, command in declared.items() if command.study}
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_a_dry_run_takes_the_words_of_a_command_as_a_run_does(
     command: str, elsewhere: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -292,7 +292,7 @@ class _Stopped(Exception):
     pass
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_dry_run_of_several_values_tells_each_of_them(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*FEW, "system=[h100_8,mi300x_8]", "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()

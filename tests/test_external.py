@@ -712,7 +712,7 @@ def test_a_recorded_program_is_started_only_where_it_is_named_and_tells_no_times
     assert main(["results", "report", "study=mine"]) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_the_shipped_example_works_as_its_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (REPOSITORY / "docs" / "how-to" / "simulator.md").read_text("utf-8")
     (line,) = re.findall(r"^python -m dse (study=allreduce .*)$", page, re.MULTILINE)

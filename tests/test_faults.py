@@ -64,7 +64,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_log_or_a_database_cut_or_zeroed_after_a_kill_serves_nothing_wrong(tmp_path: Path) -> None:
     template = tmp_path / "whole"
     template.mkdir()
@@ -290,7 +290,7 @@ def test_a_study_whose_clock_jumps_goes_on_after_a_kill_and_ends_alike(
 # Reports
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_report_on_a_full_disk_leaves_the_older_one_whole(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -237,7 +237,7 @@ def ends(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.one_in(37)
 @pytest.mark.parametrize(("name", "kind", "command"), CASES, ids=lambda word: str(word).replace(" ", "-"))
 def test_a_damaged_file_ends_every_command_in_a_sentence(
@@ -292,7 +292,7 @@ def test_nothing_is_written_through_a_link_of_a_folder(command: str, run: Path, 
     assert list(outside.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_link_that_waits_for_what_is_written_is_not_followed(run: Path, ends: Callable[..., str]) -> None:
     outside = run.parents[3] / "outside.json"
     for name in ("robustness.json", f".robustness.json.{os.getpid()}", f".robustness.csv.{os.getpid()}"):
@@ -356,7 +356,7 @@ RECORDS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.one_in(27)
 @pytest.mark.parametrize(("column", "text"), RECORDS, ids=lambda text: text[:9])
 def test_a_study_whose_record_is_damaged_is_passed_over(

@@ -146,7 +146,7 @@ def test_a_multiple_of_a_number_is_another_number_of_its_kind(value: object, fac
     assert tree == {"part": {"number": value}}
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_no_number_of_hardware_is_silent() -> None:
     """More are drawn by `python -m benchmarks.answers`."""
     assert silent_leaves(drawn(6).max_examples, seed=3) == []

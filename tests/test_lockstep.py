@@ -54,7 +54,7 @@ def kernel_rows(prepared: KernelGraph, table: Floats, kernel: Any, *more: Any) -
     return rows
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @drawn(150)
 @given(graph=graphs() | pipelines(), seed=st.integers(0, 2**32))
 def test_lockstep_gives_the_bits_of_one_design_after_the_other(graph: TaskGraph, seed: int) -> None:

@@ -437,7 +437,7 @@ def test_every_command_that_is_printed_is_one_and_examples_of_help_can_be_typed(
             assert not re.search(r"<|\.\.\.|\[[^\]]*=", example), example
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_folders_of_a_user_count_wherever_names_are_looked_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,7 +118,7 @@ def of_setup() -> frozenset[str]:
     return frozenset(name for name, _ in imports)
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_no_module_of_a_test_imports_what_set_up_does_not_install() -> None:
     """`constraints.txt` has an exact version of each, so that it is the same tomorrow."""
     named = metadata.packages_distributions()
@@ -196,7 +196,7 @@ def sample(tmp_path: Path) -> Any:
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_the_second_pass_runs_what_the_first_skipped_and_lets_no_skip_pass(sample: Any, tmp_path: Path) -> None:
     assert sample("--skipped-to=skipped.txt", "-m", "not nightly", "-n", "1")[0] == 0
     ids = (tmp_path / "skipped.txt").read_text().split()
@@ -207,7 +207,7 @@ def test_the_second_pass_runs_what_the_first_skipped_and_lets_no_skip_pass(sampl
     assert "thing is not installed: apt-get install thing" in output
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_module_that_is_skipped_as_a_whole_is_a_failure_of_the_second_pass(sample: Any, tmp_path: Path) -> None:
     module = 'pytest.importorskip("no_such_library", reason="no_such_library is not installed")'
     assert sample("--skipped-to=skipped.txt", module=module)[0] in (0, 5)

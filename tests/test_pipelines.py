@@ -223,7 +223,7 @@ def test_micro_batches_in_flight_are_those_of_explicit_orders(p: int, m: int, v:
 # Whole iterations
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @settings(max_examples=10)
 @given(runs(), st.sampled_from([2, 4]), st.integers(1, 8))
 def test_zero_bubble_and_virtual_stages_shorten_an_iteration(drawn: dict[str, Any], pp: int, rounds: int) -> None:

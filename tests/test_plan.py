@@ -80,7 +80,7 @@ def test_a_plan_is_printed_written_and_taken_up_again(tmp_path: Path, capsys: py
             assert choice.name not in again.losses
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_plan_keeps_what_stands_out_and_leaves_off_what_nobody_could_tell(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,7 +107,7 @@ def test_a_plan_keeps_what_stands_out_and_leaves_off_what_nobody_could_tell(
     assert again.read_json("summary")["decisions"] == {}
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_step_that_is_kept_as_it_comes_gains_exactly_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,7 +151,7 @@ THEIRS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_given_plan_that_is_slower_is_told_as_slower_with_the_site_that_loses_most(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -257,7 +257,7 @@ def test_the_same_command_again_answers_from_the_store(tmp_path: Path, capsys: p
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.parametrize("mode", ["training", "decode"])
 def test_a_plan_is_never_slower_than_serial(tmp_path: Path, mode: str) -> None:
     plan = plan_of(planned(tmp_path, "model=llama3_8b", f"run.mode={mode}", "parallel.sequence_parallel=true"))

@@ -548,7 +548,7 @@ sys.exit(code)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_the_core_runs_its_main_job_without_any_other_distribution(tmp_path: Path) -> None:
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         line = [sys.executable, "-c", _ALONE, *words]

@@ -50,7 +50,7 @@ def shown(run: Any) -> Any:
     return run.info.run_name, run.info.status, run.info.start_time, run.data.params, run.data.metrics, tags
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_points_are_written_in_bulk_and_once_and_equal_those_of_sqlite(store: TrackingStore, tmp_path: Path) -> None:
     folder = finished(tmp_path, odd_table())
     other = open_store(f"sqlite:///{tmp_path}/mlflow.db")

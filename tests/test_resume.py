@@ -279,7 +279,7 @@ def _found(store: Store) -> list[Any]:
     return store.database.read(lambda connection: list(connection.execute(select(results))))
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("fault", "message"),

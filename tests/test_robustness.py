@@ -83,7 +83,7 @@ def flips(report: dict[str, Any], scenario: str, constant: str) -> list[tuple[fl
     return [(part["high"], part["option"][0]) for part in entry["stretches"]]
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_winners_flip_where_the_formula_says(run: Path) -> None:
     """dma meets cu where setup + w / b = w / c, and the detour meets whoever is faster where b 1e-9 is that time."""
     report = asked(run, "vary=link.bytes_per_s=0.3,link.setup_s=0.5,link.cu_bytes_per_s=0.3", "samples=4")

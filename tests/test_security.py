@@ -268,7 +268,7 @@ def test_what_is_named_a_secret_is_not_written_down(text: str, shown: str) -> No
     assert hidden(redact(text)) == shown
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_no_file_of_a_run_holds_a_password(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     words = [word for word in S if word not in ("tracking=none", "store=none")]

@@ -89,7 +89,7 @@ def has_all(store: Store, count: int) -> bool:
 # Silence
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_server_that_falls_silent_is_told_in_time_and_loses_nothing(proxy: Proxy, direct: str) -> None:
     store = Store(proxy.before(direct), patience_s=2.0)
     session = StoreSession(store, Hold(1, CONTEXT))
@@ -106,7 +106,7 @@ def test_a_server_that_falls_silent_is_told_in_time_and_loses_nothing(proxy: Pro
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.parametrize("by", ["port", "socket"])
 def test_a_server_that_is_stopped_is_told_in_time_and_goes_on_once_it_is_woken(
     postgres: Server, direct: str, by: str
@@ -160,7 +160,7 @@ def test_a_server_that_starts_while_a_study_does_is_waited_for(postgres: Server,
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.parametrize("name", ["postgresql://nobody@{}/none", "postgresql://tester@{}/none"])
 def test_a_wrong_name_is_told_before_a_restart_would_be_over(postgres: Server, name: str) -> None:
     began = time.monotonic()

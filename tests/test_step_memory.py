@@ -64,7 +64,7 @@ def test_layers_of_a_pipeline_do_not_wait_at_the_host() -> None:
     assert problem.path == "run.offloaded_layers"
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_every_configuration_that_nvidia_published_fits(shared: Callable[[str], Path]) -> None:
     steps = [step for step in read_throughput(shared("data")).steps if step.table in NVIDIA]
     shares = {step.name: float(step.metrics()["memory_share"]) for step in steps}

@@ -120,6 +120,7 @@ def snapshot(store: TrackingStore) -> dict[str, Any]:
 # Parity
 
 
+@pytest.mark.more
 def test_parity_a_run_written_in_bulk_equals_one_written_by_the_client(
     store: TrackingStore, folder: Path, empty_database: Path, tmp_path: Path
 ) -> None:

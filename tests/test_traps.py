@@ -68,7 +68,7 @@ def test_workers_of_a_cluster_import_nothing_of_the_folder(trapped: Path) -> Non
     type_in(trapped, [*words, "figures=none", "tracking=none"])
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_every_python_process_is_started_without_the_current_folder() -> None:
     """A command says -P or -I, or runs a script of ours; what a library starts is started while imports are safe."""
     for path, tree in syntax().items():

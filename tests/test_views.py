@@ -113,7 +113,7 @@ def test_sync_refuses_what_it_does_not_understand(
     assert words[0].partition("=")[0] in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_damaged_database_is_repaired_when_asked(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     finished(here / "outputs", odd_table())
     (here / "mlflow.db").write_bytes(b"garbage " * 1000)
@@ -127,7 +127,7 @@ def test_a_damaged_database_is_repaired_when_asked(here: Path, capsys: pytest.Ca
 # Beside a study
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_study_is_shown_by_a_process_of_its_own(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = finished(here / "outputs", odd_table())
     with background_tracking(wanted(optuna="trials.log")) as shown:

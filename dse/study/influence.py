@@ -321,13 +321,16 @@ class _Sample:
         if spaces is None or not set(self.points) <= set(spaces):
             return {_STATUS: math.inf}  # the number breaks a rule, so something reads it
         for name in self.points:
-            before, after = self._typed(name, whole), self._results(spaces[name], name, whole, (path, factor))
+            before, after = (
+                self._results_as_typed(name, whole),
+                self._results(spaces[name], name, whole, (path, factor)),
+            )
             change = _largest(change, _differences(before, after))
             if any(change.get(goal, 0.0) >= _WEAK for goal in self.planned.goals):
                 break
         return change
 
-    def _typed(self, name: str, whole: bool) -> Results:
+    def _results_as_typed(self, name: str, whole: bool) -> Results:
         """Results of a scenario with all numbers as they were typed."""
         if (name, whole) not in self._remembered:  # the same for every number that is looked at
             self._remembered[name, whole] = self._results(self.planned.spaces[name], name, whole)

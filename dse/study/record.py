@@ -95,8 +95,8 @@ def _subject(planned: Plan) -> str:
     names = list(dict.fromkeys(name.partition(_VARIANT)[0] for name in planned.spaces if name))
     kind = f"{len(names)} {answer.scenario}{'s' * (len(names) != 1)}"
     machines = _values(planned, answer.runs_on) if answer.runs_on else []
-    of = f"{kind} ({_listed(names)})" if names else ""
-    return " on ".join(filter(None, [of, _listed(machines)]))
+    of = f"{kind} ({_short_list(names)})" if names else ""
+    return " on ".join(filter(None, [of, _short_list(machines)]))
 
 
 def _values(planned: Plan, path: str) -> list[str]:
@@ -108,7 +108,7 @@ def _values(planned: Plan, path: str) -> list[str]:
     return [value for value in values if value != "None"]
 
 
-def _listed(names: Sequence[str]) -> str:
+def _short_list(names: Sequence[str]) -> str:
     """Names in a row; of more than four the first two and the last."""
     return ", ".join(names if len(names) <= _MOST_NAMES else [*names[:2], "...", names[-1]])
 

@@ -126,7 +126,7 @@ def leaves(value: Any, path: str = "", structural: bool = False) -> list[tuple[s
     while stack:
         path, value, structural = stack.pop()
         if isinstance(value, BaseModel):
-            marked, before = _marked(type(value)), f"{path}." if path else ""
+            marked, before = _structural_fields(type(value)), f"{path}." if path else ""
             # those that a model allows beyond its own, too
             inner = [(before + name, item, name in marked) for name, item in value if name not in LABELS]
             stack += inner[::-1]
@@ -147,7 +147,7 @@ def has_axis(model: BaseModel, path: str) -> bool:
             name, _, path = path.partition(".")
             if name in LABELS or name not in {*type(value).model_fields, *(value.model_extra or ())}:
                 return False
-            structural, value = name in _marked(type(value)), getattr(value, name)
+            structural, value = name in _structural_fields(type(value)), getattr(value, name)
         elif isinstance(value, Mapping):
             # a key may have dots itself
             keys = [key for key in value if path == key or path.startswith(f"{key}.")]
@@ -160,7 +160,7 @@ def has_axis(model: BaseModel, path: str) -> bool:
 
 
 @functools.cache
-def _marked(kind: type[BaseModel]) -> frozenset[str]:
+def _structural_fields(kind: type[BaseModel]) -> frozenset[str]:
     """Names of the fields of a model that are marked as structural."""
     extras = [(name, field.json_schema_extra) for name, field in kind.model_fields.items()]
     return frozenset([name for name, extra in extras if isinstance(extra, dict) and extra.get("structural")])

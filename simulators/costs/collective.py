@@ -143,7 +143,7 @@ def collective_cost(
         # the library takes the faster protocol by size
         flags = shared_constants().collective
         seconds = np.minimum(seconds, flags.flag_latency * wait + flags.flag_bytes * serial)
-    seconds = _measured(pattern, payload, group, seconds)
+    seconds = _time_over_links(pattern, payload, group, seconds)
     # sent bytes are read, as many received ones written, and local operands read
     columns = np.broadcast_arrays(steps + 0 * wire, wire, added / element_bytes, 2 * wire + added, seconds)
     return CollectiveCost(*(np.asarray(column, float) for column in columns))
@@ -160,7 +160,7 @@ def _over_links(machine: System, pattern: LinkPattern, payload: Floats, num_gpus
     return seconds
 
 
-def _measured(pattern: Pattern, payload: Floats, group: Group, seconds: Floats) -> Floats:
+def _time_over_links(pattern: Pattern, payload: Floats, group: Group, seconds: Floats) -> Floats:
     """Time [s] over links, or by fitted constants where a library has them; `seconds` elsewhere."""
     if pattern == "broadcast":  # no constants are fitted for it
         return seconds

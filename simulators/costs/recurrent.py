@@ -45,7 +45,7 @@ def recurrent(chip: Chip, gates: ArrayLike, hidden: ArrayLike, batch: ArrayLike,
     slowness = (np.asarray(chip.latency_s) / shared.usual_latency_s) ** shared.latency_power
     # without launches where one kernel runs all steps
     passes_s = shared.passes * element * (g + 1) * h * n / chip.bandwidth
-    begin, overhead = _fixed(chip, shared.gate_s * slowness * g + passes_s, g)
+    begin, overhead = _overheads(chip, shared.gate_s * slowness * g + passes_s, g)
     forward = begin + t * (overhead + _step(chip, (g, h, n), depth=h, repeats=g))  # a GEMM for each gate, side by side
     # the gates' gradients in one product
     data = begin + t * (overhead + _step(chip, (g, h, n), depth=g * h, repeats=np.ones_like(g)))
@@ -62,7 +62,7 @@ def recurrent(chip: Chip, gates: ArrayLike, hidden: ArrayLike, batch: ArrayLike,
     )
 
 
-def _fixed(chip: Chip, launched: Floats, gates: Floats) -> tuple[Floats, Floats]:
+def _overheads(chip: Chip, launched: Floats, gates: Floats) -> tuple[Floats, Floats]:
     """Time [s] before the first step, and of each step beside its products, `launched` if kernels run step by step."""
     if chip.fused_setup_s is None:
         return np.zeros_like(launched), launched

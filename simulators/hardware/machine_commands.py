@@ -46,7 +46,7 @@ def served_by(name: str) -> ServedMachine:
     """Look at a machine, by the name of a shipped system or by path. Raises ConfigError."""
     tree = tree_of(name)
     machine = validate_as(System, tree, path="system")
-    missing = {view: tuple(_missing(kind, tree)) for view, kind in VIEWS.items()}
+    missing = {view: tuple(_missing_fields(kind, tree)) for view, kind in VIEWS.items()}
     constants = {path.partition(".")[2]: (value, kind, source) for path, value, kind, source in machine.facts()}
     fitted = {
         str(precision): constants[f"gpu.efficiency.{precision}.compute"][1] == "calibrated"
@@ -55,7 +55,7 @@ def served_by(name: str) -> ServedMachine:
     return ServedMachine(machine.name, machine.description, missing, fitted, constants)
 
 
-def _missing(kind: type[BaseModel], tree: Mapping[str, Any]) -> Iterator[str]:
+def _missing_fields(kind: type[BaseModel], tree: Mapping[str, Any]) -> Iterator[str]:
     check = Problems()
     check.model(kind, tree, path="")
     yield from (problem.path for problem in check.found)

@@ -130,7 +130,9 @@ class OverlapBackend(Backend):
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """Lower, run and measure all designs of one structure at once, with the schedules that they settle for."""
-        settled = [self._settled(batch) for batch in batches]  # schedules that are searched for differ by design
+        settled = [
+            self._decided_batches(batch) for batch in batches
+        ]  # schedules that are searched for differ by design
         by_batch: dict[int, Results] = {}
         for indices, grid in grids([part for parts in settled for part in parts], OverlapDesign):
             results = self._screen_grid(grid)
@@ -144,7 +146,7 @@ class OverlapBackend(Backend):
         order = iter(range(len(by_batch)))
         return [Results.join([by_batch[next(order)] for _ in parts]) for parts in settled]
 
-    def _settled(self, batch: Batch) -> list[Batch]:
+    def _decided_batches(self, batch: Batch) -> list[Batch]:
         """The batch, or one for each of its designs where the schedule is decided by system and workload."""
         assert isinstance(batch.design, OverlapDesign)
         if not self.takes_long(batch.design):

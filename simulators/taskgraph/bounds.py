@@ -365,9 +365,9 @@ class _Program:
         solved = linprog(cost, **parts, bounds=(0, None), method="highs")
         if solved.status != 0:
             raise RuntimeError(f"the linear program of the bound was not solved: {solved.message}")
-        return LinearBound(float(solved.fun) * self.graph.scale, self._binding(solved, rows))
+        return LinearBound(float(solved.fun) * self.graph.scale, self._shares_of_bound(solved, rows))
 
-    def _binding(self, solved: Any, rows: LinearRows) -> dict[str, float]:
+    def _shares_of_bound(self, solved: Any, rows: LinearRows) -> dict[str, float]:
         """Shares of the bound by the dual values of the rows, the largest first."""
         lengths = len(self.graph.ends) + 1
         shares: dict[str, float] = defaultdict(float)

@@ -145,7 +145,7 @@ class Ficco(Plain):
         ok = everywhere[everywhere["system.node.topology"] == topologies[0]]
         where = f"on a {topologies[0]}" if len(topologies) > 1 else ""
         yield "speedup", partial(_speedups, ok, where)
-        few = ok[ok["scenario"].isin(_telling(ok))]
+        few = ok[ok["scenario"].isin(_telling_scenarios(ok))]
         hardware = table["cost_proxy"].nunique() > 1  # a speed-up is over the same system: it says not which is best
         yield ("cost", partial(_costs, few)) if hardware else ("pareto", partial(_fronts, few))
         if ok["schedule.name"].isin(_KINDS).any():
@@ -157,7 +157,7 @@ class Ficco(Plain):
             yield f"timeline_{scenario}", partial(_timeline, group, title)
 
 
-def _telling(ok: pd.DataFrame) -> list[str]:
+def _telling_scenarios(ok: pd.DataFrame) -> list[str]:
     """Scenarios that are drawn in panels: all of up to 16, else those that gain most and least."""
     gains = ok.groupby("scenario", sort=False)["speedup"].max()
     order = gains.sort_values(ascending=False, kind="stable").index

@@ -182,7 +182,7 @@ class StepPlan:
         Where such a step breaks a rule or does not fit, the one that does least.
         """
         tables = [self.table] if self.rivals is None else [self.table, self.rivals]
-        for decided in ((), self._deciding):  # first with nothing done at all, then with what others need
+        for decided in ((), self._deciding_paths):  # first with nothing done at all, then with what others need
             rows = [_same_as(table, _off(table), but=decided) for table in tables]
             firsts = [least(part) for part in rows if len(part)]
             if firsts:
@@ -190,13 +190,13 @@ class StepPlan:
         return self.table.iloc[0]
 
     @property
-    def _deciding(self) -> list[str]:
+    def _deciding_paths(self) -> list[str]:
         return [path for choice in self._all_choices if choice.decides for path in choice.off]
 
     @cached_property
     def choices(self) -> list[Choice]:
         """Choices that were searched and count in the best point."""
-        decided = {path: plain(self.best[path]) for path in self._deciding if path in self.table}
+        decided = {path: plain(self.best[path]) for path in self._deciding_paths if path in self.table}
         rows = _same_as(self.table, decided)
         return [
             choice for choice in self._all_choices if any(_was_chosen(self.table, rows, path) for path in choice.off)
@@ -250,7 +250,7 @@ class StepPlan:
 
     def alone_rows_of(self, choice: Choice) -> tuple[Any, Any] | None:
         """The points with nothing done, and with one choice of the plan; None if either was not evaluated."""
-        others = [path for path in self._deciding if path not in choice.off]
+        others = [path for path in self._deciding_paths if path not in choice.off]
         off = _off(self.table)
         rows = _same_as(self.table, {**off, **self.chosen(choice)}, but=others)
         as_planned = {path: self.best[path] for path in others if path in rows}
@@ -281,7 +281,7 @@ class StepPlan:
 
     def _others(self, choice: Choice) -> pd.DataFrame:
         """Points that differ from the best one in a choice alone, and in those that it decides of."""
-        paths = [*choice.off, *((*self._deciding, *SITE_PATHS) if choice.decides else ())]
+        paths = [*choice.off, *((*self._deciding_paths, *SITE_PATHS) if choice.decides else ())]
         return _same_as(self.table, {path: _value(self.best, path) for path in _off(self.table)}, but=paths)
 
     def step(self, row: Any) -> Iteration:
@@ -328,13 +328,13 @@ class StepPlan:
         plan: dict[str, Any] = {"sites": schedules}
         values = {path: plain(self.best[path]) for path in PATHS} if self.chooses_layouts else {}
         for choice in self._all_choices:
-            values |= {} if choice.sites else self._kept(choice)
+            values |= {} if choice.sites else self._knobs_of(choice)
         for path, value in values.items():
             section, _, name = path.partition(".")
             plan.setdefault(section, {})[name] = value
         return plan
 
-    def _kept(self, choice: Choice) -> dict[str, Any]:
+    def _knobs_of(self, choice: Choice) -> dict[str, Any]:
         """Knobs of a choice that was searched, or whose value is not that of the configuration."""
         if choice in self.choices:
             return self.chosen(choice)

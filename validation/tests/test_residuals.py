@@ -49,7 +49,7 @@ def test_intervals_hold_as_often_as_they_promise(shared: Callable[[str], Path]) 
         )
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_folder_of_overlaps_is_judged_alone(
     tmp_path: Path, shared: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

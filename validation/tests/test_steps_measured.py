@@ -108,7 +108,7 @@ def test_what_async_tensor_parallelism_gains_is_near_but_for_formats_of_fp8(
     assert all(pair.overlapped.predicted_s < pair.serial.predicted_s for pair in pairs)
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_published_steps_of_dense_models_and_mixtures_are_within_the_bounds_that_the_docs_state(
     shared: Callable[[str], Path],
 ) -> None:

@@ -100,7 +100,9 @@ class Coordinate:
         )
         self._best = min(starts, key=self._rank)
         # by what each value did alone around its start
-        ranked = {start.tobytes(): [self._ranked(start, group) for group in range(len(self._free))] for start in starts}
+        ranked = {
+            start.tobytes(): [self._ranked_values(start, group) for group in range(len(self._free))] for start in starts
+        }
         yield [self._together(start, ranked[start.tobytes()]) for start in starts]
         while self._improve():
             # that with the same deciding values: its ranking applies
@@ -153,7 +155,7 @@ class Coordinate:
     def _rank(self, row: Rows) -> tuple[float, float]:
         return self._ranks.get(row.tobytes(), _NONE)
 
-    def _ranked(self, around: Rows, group: int) -> list[Values]:
+    def _ranked_values(self, around: Rows, group: int) -> list[Values]:
         """Values of a group of knobs, the best around a point first, its own before others as good."""
         places, values = self._free[group], self._values[group]
         ranks = {value: self._rank(self._with(around, places, value)) for value in values}

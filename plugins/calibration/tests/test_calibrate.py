@@ -99,7 +99,7 @@ def lines_of_layers() -> list[str]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.parametrize("true", [TRUE, TRUE.model_copy(update={"fused_setup_s": 1.5e-3})], ids=["launched", "fused"])
 def test_constants_come_back_from_times_that_they_made(tmp_path: Path, device: Path, true: Efficiency) -> None:
     """A set-up of fused steps, too, where there is one, and there alone."""
@@ -133,7 +133,7 @@ def test_intervals_that_get_wider_say_so() -> None:
     assert "wider" not in narrow and "; wider, as your rows" in wide and part.startswith("intervals of gemm of fp16: ")
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_file_that_was_calibrated_is_a_system_again(
     tmp_path: Path, device: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -293,7 +293,7 @@ def test_collectives_need_a_node_that_holds_them(tmp_path: Path, capsys: pytest.
     assert "system.node.library: is missing" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_constants_come_back_from_times_that_they_made(tmp_path: Path) -> None:
     data, out = nccl_table(tmp_path / "t.csv"), tmp_path / "out"
     assert main(["machine", "calibrate", "system=h100_8", f"data={data}", f"out={out}"]) == 0

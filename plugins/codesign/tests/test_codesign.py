@@ -294,7 +294,7 @@ def test_a_budget_that_no_machine_meets_says_what_binds_and_by_how_much() -> Non
         refuse_unmet(plan_request, least)
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_the_command_refuses_words_and_unmet_budgets(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["codesign", "budget.power_w=much"]) == 2
     assert "budget.power_w" in capsys.readouterr().err
@@ -402,7 +402,7 @@ def test_nothing_beyond_the_budget_pays_and_slopes_agree_with_worths() -> None:
     assert (cus.pays == "more") == free["10 % more CUs"].pays
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_slopes_are_those_of_machines_beside_it_and_add_up() -> None:
     start = machine_worth.with_numbers(judge(), machine(num_cus=120, clock=0.9, links=2.0))
     by_number = {slope.number: slope for slope in machine_slopes.slopes(judge(), start)}

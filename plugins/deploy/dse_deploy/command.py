@@ -167,7 +167,7 @@ def tool_named(word: str, name: str) -> tuple[str, Tool]:
 def texts_of(tool: Tool, path: Path, launch: int) -> list[tuple[SettingsFile, str]]:
     """Texts of the files of a tool in a folder, or that of one file: of the format that its ending is."""
     if path.is_dir():
-        paths = [(file, path / _named(tool, path, file)) for file in tool.files]
+        paths = [(file, path / _file_name(tool, path, file)) for file in tool.files]
         texts = [(file, _text(at)) for file, at in paths if at.is_file()]
         if texts:
             return texts
@@ -235,7 +235,7 @@ def _named_files(
             yield setting.later, files[setting.constant], written.get(here.name) or _text(here)
 
 
-def _named(tool: Tool, folder: Path, file: SettingsFile) -> str:
+def _file_name(tool: Tool, folder: Path, file: SettingsFile) -> str:
     """Name of a file in a folder: the one that arguments beside it name, or its own."""
     for other in tool.files:
         for setting in other.settings if (folder / other.name).is_file() else ():

@@ -102,9 +102,9 @@ class Setting(Frozen):
         """Value of the setting for a plan; None where the plan does not say it, or the setting has no value for it."""
         if fact := self.written_fact:
             return FACTS[fact](plan, model)
-        return self._said(plan)
+        return self._value_in_plan(plan)
 
-    def _said(self, plan: Plan) -> Any:
+    def _value_in_plan(self, plan: Plan) -> Any:
         """The value of a setting that says knobs of a plan as they are."""
         if self.factors:
             numbers = [get_path(plan, path) for path in self.factors]

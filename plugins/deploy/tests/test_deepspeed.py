@@ -234,7 +234,7 @@ def test_a_plan_that_deepspeed_can_say_is_written_and_read_back(
     assert nearest(tool, plan, written) == plan
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_an_imported_configuration_is_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -493,7 +493,7 @@ def test_what_a_tool_does_by_itself_is_told_where_it_has_no_setting() -> None:
     assert "FORWARD_PREFETCH" not in written("torch", plan)["dse_torch_settings.py"]
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_what_is_written_fits_the_memory_or_is_refused_and_is_told_where_it_is_slower_than_serial(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -514,7 +514,7 @@ def test_what_is_written_fits_the_memory_or_is_refused_and_is_told_where_it_is_s
     assert line in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_plan_elsewhere_is_of_the_step_that_it_names(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = {"sites": {"ffn_out": "transformer_engine"}, "parallel": {"sequence_parallel": True}}
     words = ["model=llama3_8b", "system=h100_8", "run.mode=training", "parallel.tp=8", "stack=megatron_2024"]

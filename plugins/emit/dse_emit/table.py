@@ -193,7 +193,7 @@ def _listed_gather(schedule: Any, peers: tuple[int, ...]) -> Iterator[Step]:
     """Yield the steps of a schedule that lists them; moves that wait for nothing are launched first."""
     free = [step for step in schedule.steps if step.move and step.after is None]
     later = [step for step in schedule.steps if not step.move or step.after is not None]
-    yield from (_listed(step, peers) for step in (*free, *later))
+    yield from (_step_of_table(step, peers) for step in (*free, *later))
 
 
 def _listed_reduction(schedule: Any, peers: tuple[int, ...]) -> Iterator[Step]:
@@ -202,14 +202,14 @@ def _listed_reduction(schedule: Any, peers: tuple[int, ...]) -> Iterator[Step]:
     for step in schedule.steps:
         if not step.move:
             yield from (Step("add", waiting.pop(0).parts) for _ in range(len(waiting) - 1))
-        yield (listed := _listed(step, peers))
+        yield (listed := _step_of_table(step, peers))
         if listed.what == "copy":
             waiting.append(listed)
-    messages = [listed for listed in (_listed(step, peers) for step in schedule.steps) if listed.what == "send"]
+    messages = [listed for listed in (_step_of_table(step, peers) for step in schedule.steps) if listed.what == "send"]
     yield from (Step("add", moved.parts) for moved in (*waiting, *messages))
 
 
-def _listed(step: Any, peers: tuple[int, ...]) -> Step:
+def _step_of_table(step: Any, peers: tuple[int, ...]) -> Step:
     if step.move:
         return Step("copy" if step.kernel is None else "send", {tuple(step.move): step.peers or peers})
     parts: dict[Span, tuple[int, ...]] = {}

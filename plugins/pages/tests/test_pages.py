@@ -262,7 +262,7 @@ def test_a_long_table_is_shown_in_part_and_the_page_says_so(tmp_path: Path) -> N
 # ---------------------------------------------------------------- in a browser
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_study_ends_with_a_report_that_has_what_the_terminal_leaves_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,8 +84,8 @@ class PtxMemoryBackend(MemoryBackend):
         assert isinstance(design.application, Application)
         gpu, run = design.system.gpu, design.run
         shapes = tuple(design.application.tensors.items())
-        groups = _listed(design.application.name, shapes, run.requests, int(gpu.line_bytes))
-        resident = [[_held(design, launch) for launch in launches] for launches in groups]
+        groups = _listed_launches(design.application.name, shapes, run.requests, int(gpu.line_bytes))
+        resident = [[_resident_blocks(design, launch) for launch in launches] for launches in groups]
         work = gpu.num_cus / dict(gpu.flop_per_s)[design.application.precision]
 
         def machine() -> Simulation:
@@ -158,7 +158,7 @@ def _sum(cost: SimulatedCost, more: SimulatedCost | None) -> SimulatedCost:
 
 
 @lru_cache(maxsize=2)  # of an application all policies are simulated, one after another
-def _listed(
+def _listed_launches(
     name: str, shapes: tuple[tuple[str, tuple[int, ...]], ...], requests: int, line_bytes: int
 ) -> tuple[tuple[ListedLaunch, ...], ...]:
     """Launches of an application with their lists, by group."""
@@ -184,7 +184,7 @@ def _list_launch(application: LaunchList, launch: Launch, line_bytes: int, numbe
     return ListedLaunch(launch.kernel, tuple(lists), times, *size)
 
 
-def _held(design: PtxMemoryDesign, launch: ListedLaunch) -> int:
+def _resident_blocks(design: PtxMemoryDesign, launch: ListedLaunch) -> int:
     """Blocks that a CU holds at once."""
     source = design.kernels
     waves = math.ceil(launch.threads / source.lanes)

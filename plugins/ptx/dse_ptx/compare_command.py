@@ -34,7 +34,7 @@ def compare(words: Sequence[str]) -> CommandAnswer:
 
     typed = pairs(words, {"data": ""}, optional=("system", "out"))
     machine, path = sm_array(typed.get("system", "h100")), Path(typed["data"])
-    measured = _measured(path)
+    measured = _measured_launches(path)
     rows = [_row(launch, machine, device, numbers) for launch, device, numbers in measured]
     outputs = writable(typed.get("out") or f"outputs/ptx_compare/{machine.name}")
     outputs.write_table("compared", pd.DataFrame(rows))
@@ -48,7 +48,7 @@ def compare(words: Sequence[str]) -> CommandAnswer:
     return CommandAnswer(outputs.folder, (head, *lines, f"written to {outputs.folder}/: compared.parquet"), "compared")
 
 
-def _measured(path: Path) -> list[tuple[GpuLaunch, str, tuple[float, float]]]:
+def _measured_launches(path: Path) -> list[tuple[GpuLaunch, str, tuple[float, float]]]:
     """(launch, device, (seconds, magnitude)) of the rows that were measured; before anything is predicted, which takes
     long. Raises ConfigError with every fault of the file.
     """

@@ -195,7 +195,7 @@ def knee_per_s(deployment: Deployment, spec: TrafficSpec) -> float:
     part = replace(deployment, pools=(replace(deployment.pools[0], engines=1),)) if alike else deployment
     traffic = spec.draw(_SAMPLE)
     # half as many again as the engines hold: none ever waits for a request
-    loop = max(2, int(np.ceil(_QUEUED * sum(_held(part, traffic)))))
+    loop = max(2, int(np.ceil(_QUEUED * sum(_resident_requests(part, traffic)))))
     counted = max(2 * loop, _FEWEST * _IN_BATCH)
     served = run(part, traffic.looped(loop, 3 * loop + counted), seed=int(spec.seed))
     served = replace(served, counted=slice(2 * loop, 2 * loop + counted))
@@ -206,7 +206,7 @@ def knee_per_s(deployment: Deployment, spec: TrafficSpec) -> float:
     return min(rate, 1 / front if front > 0 else np.inf)
 
 
-def _held(deployment: Deployment, traffic: Traffic) -> Iterator[float]:
+def _resident_requests(deployment: Deployment, traffic: Traffic) -> Iterator[float]:
     """Yield requests that the engines of each pool hold: as many sequences as they may have, or have pages for."""
     tokens = float((traffic.inputs + traffic.outputs).mean())
     limits = deployment.limits()

@@ -379,7 +379,7 @@ def test_an_interval_of_a_percentile_covers_it_as_often_as_it_says() -> None:
     assert 0.92 < covered < 0.99
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_the_command_answers_or_names_what_binds(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["serve-plan", "model=llama3_8b", "traffic.requests=60", "traffic.output.tokens=64", "tracking=none"]
     words += ["figures=none", "space={parallel: {tp: 'choice(1,8)'}}"]
@@ -475,7 +475,7 @@ def test_rows_of_what_is_not_known_are_left_out_with_the_reason(cells: dict[str,
     assert predictor.points([Row(cells_of(**cells), 0.1, 0.01)]) == [] and reason in predictor.refused["x"]
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_measured_points_are_predicted(shared: Callable[[str], Path]) -> None:
     rows = [row for row in read_rows(shared("data"), settings()["fitted"]["file"]) if not row.apart]
     points = Predictor().points([row for row in rows[::4] if row.name not in fitted_names()])
@@ -483,7 +483,7 @@ def test_measured_points_are_predicted(shared: Callable[[str], Path]) -> None:
     assert figures["rows"] > 200 and figures["tpot_median"] < 0.1 and figures["ttft_median"] < 0.25
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_kernels_of_experts_that_six_rows_gave_predict_the_others(shared: Callable[[str], Path]) -> None:
     rows = read_rows(shared("data"), "serving/silicon_more.csv")
     of_sets = rows_of_sets(rows)
@@ -515,7 +515,7 @@ def test_a_time_of_dispatches_that_is_typed_counts() -> None:
     assert isinstance(design, Serving) and kernels().of(design).dispatch_s == 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_disaggregated_points_with_known_engines_are_predicted(shared: Callable[[str], Path]) -> None:
     rows = [row for row in read_rows(shared("data"), settings()["fitted"]["file"]) if row.apart]
     predictor = Predictor()

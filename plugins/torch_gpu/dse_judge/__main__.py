@@ -103,7 +103,7 @@ def write_table(path: Path, measures: Sequence[Measure], *, until: float) -> int
         if time.monotonic() > until:
             print(f"{path.name}: ended after {number} of {len(measures)} measurements, by time", flush=True)
             break
-        done.append(_measured(measure, path.name))
+        done.append(_rows_of(measure, path.name))
         with journal.open("a", encoding="utf-8") as file:
             file.write(json.dumps(done[-1], default=str) + "\n")
         # caches of torch would fill the memory with buffers of past sizes
@@ -128,7 +128,7 @@ def _journal_rows(journal: Path) -> list[list[Row]]:
     return [json.loads(line) for line in lines.splitlines()]
 
 
-def _measured(measure: Measure, name: str) -> list[Row]:
+def _rows_of(measure: Measure, name: str) -> list[Row]:
     """Rows of a measurement, or one with the reason why there is none."""
     try:
         result = measure()

@@ -100,7 +100,7 @@ def test_the_shipped_profile_is_replayed_within_three_per_cent() -> None:
     assert row["hidden"][1] == pytest.approx(row["hidden"][0], abs=3)
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_recorded_profiles_are_replayed_within_three_per_cent(shared: Callable[[str], Path]) -> None:
     shares = {"a100_ws8": 47, "mi300x": 23, "b200": 0, "a100_ws2": 16, "ws128": 15}  # as the table of data says
     for row in replayed(profiles(shared("data"))):

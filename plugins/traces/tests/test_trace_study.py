@@ -268,7 +268,7 @@ def test_what_trace_import_wrote_is_read_again(tmp_path: Path) -> None:
         read_ranks(out)
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_the_study_searches_plans_and_says_what_the_best_gains(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -269,10 +269,10 @@ def features(gpu: Gpu, shapes: Floats, precision: str) -> Floats:
 
 def _features(gpu: Gpu, shape: tuple[float, ...], precision: str) -> Floats:
     """Features [D, F] of one GEMM."""
-    return _FEATURES.get(lambda: _known(gpu, shape, precision), gpu, key=(shape, precision))
+    return _FEATURES.get(lambda: _measured_rates(gpu, shape, precision), gpu, key=(shape, precision))
 
 
-def _known(gpu: Gpu, shape: tuple[float, ...], precision: str) -> Floats:
+def _measured_rates(gpu: Gpu, shape: tuple[float, ...], precision: str) -> Floats:
     rates, rows = rates_of(gpu), []
     for degree in DEGREES:
         count, work, share, llc, hbm = kernel_of(gpu, shape, precision, degree, "shared")

@@ -212,7 +212,7 @@ class FusedKernel:
             return self._consumer(g, (parts, local, out), wires, book)
         ends = [("chunk", part.target, part.chunk) if self.move.reduces else ("all", part.target) for part in parts]
         remote = [
-            Item(part.count, work, out, book.slice(part.wire, self._sent(part.count, out), end, part.count))
+            Item(part.count, work, out, book.slice(part.wire, self._staged_bytes(part.count, out), end, part.count))
             for part, end in zip(parts, ends, strict=True)
         ]
         if self.stores and not isinstance(self.op, Gemm):  # into a peer's memory, which its wire counts, not into this
@@ -227,7 +227,7 @@ class FusedKernel:
         chunks, items = 1 + max(part.chunk for part in parts), list[Item]()
         for part in parts:
             num_bytes = out * _piece(share, chunks, part.chunk)
-            place = book.slice(part.wire, self._sent(1, num_bytes), ("all", part.target), 1)
+            place = book.slice(part.wire, self._staged_bytes(1, num_bytes), ("all", part.target), 1)
             items.append(
                 Item(1, num_gpus(self.system) * num_bytes, num_bytes, place, book.group(("chunk", g, part.chunk)))
             )
@@ -246,7 +246,7 @@ class FusedKernel:
         ]
         return [*puts, local, *arrived] if self.knobs.issue_order == "remote_first" else [local, *puts, *arrived]
 
-    def _sent(self, count: int, out: float) -> float:
+    def _staged_bytes(self, count: int, out: float) -> float:
         """Bytes that are put together; 0 where workgroups store."""
         return 0.0 if self.stores else count * out
 

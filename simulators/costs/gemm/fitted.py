@@ -87,7 +87,7 @@ class _Launch:
             return self.alone_s
         seconds = self._parts.seconds
         if self.chip.tiles is not None:  # a library of today is limited by power, whose share is that of the CUs left
-            seconds = sustained(replace(self.chip, cus=self._left), self.shape.sizes, seconds)
+            seconds = sustained(replace(self.chip, cus=self._free_cus), self.shape.sizes, seconds)
         return np.where(self.taken > 0, seconds, self.alone_s)  # designs of one batch may have both
 
     def kernel(self) -> GemmKernel:
@@ -99,10 +99,10 @@ class _Launch:
 
     @cached_property
     def _parts(self) -> KernelTime:
-        return self.time_of(self._left, self._waves)
+        return self.time_of(self._free_cus, self._waves)
 
     @property
-    def _left(self) -> Floats:
+    def _free_cus(self) -> Floats:
         return np.asarray(self.chip.cus, float) - self.taken
 
     @cached_property

@@ -123,19 +123,19 @@ def state_layer(sizes: Sizes) -> Iterator[Op]:
     yield from gather_tokens(sizes, "state")
     yield Op("state in", "linear", "forward", product(projected, tokens, sizes.hidden))
     if ordered:
-        yield _moved(sizes, "state order", scan.order, np.where(sizes.sequences > 1, projected, 0.0))
+        yield _pass_over_columns(sizes, "state order", scan.order, np.where(sizes.sequences > 1, projected, 0.0))
     if np.any(channels > 0):
-        yield _moved(sizes, "state convolution", scan.convolution, channels)
+        yield _pass_over_columns(sizes, "state convolution", scan.convolution, channels)
     yield Op("state scan", "attention", "forward", _scan(sizes, layers))
     if ordered:
-        yield _moved(sizes, "state outputs order", scan.order, np.where(sizes.sequences > 1, outputs, 0.0))
+        yield _pass_over_columns(sizes, "state outputs order", scan.order, np.where(sizes.sequences > 1, outputs, 0.0))
     # in inference the norm reads the gate
-    yield _moved(sizes, "state norm", scan.norm, outputs, more=0.0 if sizes.run.mode == "training" else 1.0)
+    yield _pass_over_columns(sizes, "state norm", scan.norm, outputs, more=0.0 if sizes.run.mode == "training" else 1.0)
     yield Op("state out", "linear", "forward", product(sizes.hidden, tokens, outputs))
     yield from reduce_partial_sums(sizes, "state")
 
 
-def _moved(sizes: Sizes, name: str, passes: Passes, width: Any, more: float = 0.0) -> Op:
+def _pass_over_columns(sizes: Sizes, name: str, passes: Passes, width: Any, more: float = 0.0) -> Op:
     """A kernel that passes over columns of all tokens, `more` times forward."""
     tensor = sizes.element * sizes.tokens * width
     back = Stream(passes.backward * tensor, kernels=passes.backward_kernels)

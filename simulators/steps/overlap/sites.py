@@ -148,7 +148,7 @@ class TensorGroup:
     def know(self, larger: TensorGroup, places: NDArray[np.intp]) -> None:
         """Take over what is known of machines at whose places in arrays these are."""
         self.effects.update({name: effect.take(places) for name, effect in larger.effects.items()})
-        self.serial_s.update({name: _taken(seconds, places) for name, seconds in larger.serial_s.items()})
+        self.serial_s.update({name: _entries(seconds, places) for name, seconds in larger.serial_s.items()})
 
     def effect(self, schedule: Any, workload: Workload) -> Effect:
         """Effect of a schedule on a GEMM and its collective; remembered for single numbers."""
@@ -159,19 +159,19 @@ class TensorGroup:
         """The effect with drawn factors [S] on the work of tasks, by their kind."""
         graphs = (self._remembered(way, workload, self.graphs, self._graph) for way in (schedule, _serial_of(schedule)))
         (makespan, computing, cus), (serial, *_) = (_run(graph.draw(drawn), self.engine) for graph in graphs)
-        return self._seen(makespan, computing, held=cus, serial=serial)
+        return self._effect_of_run(makespan, computing, held=cus, serial=serial)
 
     def _effect(self, schedule: Any, workload: Workload) -> Effect:
         makespan, computing, cus = _run(self._graph(schedule, workload), self.engine)
         serial = self._remembered(
             _serial_of(schedule), workload, self.serial_s, lambda *way: _run(self._graph(*way), self.engine)[0]
         )
-        return self._seen(makespan, computing, held=cus, serial=serial)
+        return self._effect_of_run(makespan, computing, held=cus, serial=serial)
 
     def _graph(self, schedule: Any, workload: Workload) -> Any:
         return schedule.lower(self.simulated, workload)
 
-    def _seen(self, makespan: Floats, computing: Floats, *, held: Floats, serial: Floats) -> Effect:
+    def _effect_of_run(self, makespan: Floats, computing: Floats, *, held: Floats, serial: Floats) -> Effect:
         gpus = 1 if self.simulated is self.system else self.system.node.num_gpus  # CU-seconds of all simulated GPUs
         return Effect(makespan / serial, computing / makespan, held / makespan / gpus)
 
@@ -262,7 +262,7 @@ class SiteSchedules:
         total = float(costs[gemm].seconds + costs[at.collective].seconds)
         after = 0.0
         if _in_two_steps(schedule, exchange):
-            after = total - float(costs[gemm].seconds / self._computing(graph))
+            after = total - float(costs[gemm].seconds / self._share_of_compute(graph))
         length = (total - after) / float(run.makespan[0])
         begun = -float(costs[at.collective].seconds) if at.collective < gemm else 0.0  # a gather comes before its GEMM
         tasks = [_scaled(task, length, begun) for task in run.intervals(0)]
@@ -273,7 +273,7 @@ class SiteSchedules:
         return gemm, tasks
 
     @staticmethod
-    def _computing(graph: TaskGraph) -> float:
+    def _share_of_compute(graph: TaskGraph) -> float:
         makespan, computing, _ = _run(graph, ENGINE)
         return float(computing / makespan)
 
@@ -344,10 +344,10 @@ class Effect:
 
     def take(self, places: NDArray[np.intp]) -> Effect:
         """Take the effect on machines at some places."""
-        return Effect(*(_taken(column, places) for column in (self.length, self.computing, self.comm_cus)))
+        return Effect(*(_entries(column, places) for column in (self.length, self.computing, self.comm_cus)))
 
 
-def _taken(column: Floats, places: NDArray[np.intp]) -> Floats:
+def _entries(column: Floats, places: NDArray[np.intp]) -> Floats:
     """Entries of a column at some places; a single number is that of all."""
     return column[places] if np.size(column) > 1 else column
 

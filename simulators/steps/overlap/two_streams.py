@@ -132,9 +132,9 @@ def tasks(streams: TwoStreams, layers: int, block: str = "layer") -> Iterator[St
     """Yield the tasks of so many layers of a block in their order; none that takes no time."""
     computed, exchanged = tuple[str, ...](), tuple[str, ...]()
     for layer, slot in streams.slots(layers):
-        name, begun = f"{block} {layer}: {slot.name}", _named(computed, exchanged)
+        name, begun = f"{block} {layer}: {slot.name}", _distinct_names(computed, exchanged)
         for part, seconds in ((f"{name}, unbound", slot.unbound), (name, slot.bound)):
-            computed = computed if part != name else _named(computed, exchanged)
+            computed = computed if part != name else _distinct_names(computed, exchanged)
             if np.any(np.asarray(seconds) > 0):
                 yield StreamTask(part, "gemm", seconds, computed, f"{slot.name}, compute")
                 computed = (part,)
@@ -145,7 +145,7 @@ def tasks(streams: TwoStreams, layers: int, block: str = "layer") -> Iterator[St
             exchanged = (moved,)
 
 
-def _named(*names: tuple[str, ...]) -> tuple[str, ...]:
+def _distinct_names(*names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for each in names for name in each))
 
 

@@ -46,13 +46,13 @@ def adapter(sizes: Sizes, name: str, work: Product) -> Iterator[Op]:
     rank = np.asarray(sizes.run.adapters, float)
     m, n, k = (np.asarray(size, float) for size in (work.m, work.n, work.k))
     # of kind attention: products of activations' precision, with two gradients each
-    yield _moved(f"{name} adapter dropout", _DROPOUT * sizes.element * k * n)
+    yield _stream_op(f"{name} adapter dropout", _DROPOUT * sizes.element * k * n)
     yield Op(f"{name} adapter down", "attention", "forward", product(rank, n, k))
     yield Op(f"{name} adapter up", "attention", "forward", product(m, n, rank))
-    yield _moved(f"{name} adapter sum", 3 * sizes.element * m * n)
+    yield _stream_op(f"{name} adapter sum", 3 * sizes.element * m * n)
 
 
-def _moved(name: str, moved: Any) -> Op:
+def _stream_op(name: str, moved: Any) -> Op:
     return Op(name, "activation", "forward", Stream(moved, like="add", like_bytes=moved))
 
 

@@ -244,7 +244,7 @@ def _whole_bytes(iteration: Iteration) -> Any:
     return passes.run.element_bytes * gathered + gradients
 
 
-def _kept(iteration: Iteration, counts: Mapping[str, Any], alive: ArrayLike) -> Any:
+def _activation_bytes(iteration: Iteration, counts: Mapping[str, Any], alive: ArrayLike) -> Any:
     """Activations of a stage: of its layers for all micro-batches in flight, of its logits for the one whose backward
     pass follows at once (for all of GPipe, whose backward passes come last).
     """
@@ -294,7 +294,7 @@ def memory(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
             - unlearnt * _stage_sum(iteration, _frozen, counts)
             + whole,
             _stage_sum(iteration, lambda block: copy_bytes(iteration.passes, block), counts) + flying,
-            _kept(iteration, counts, alive),
+            _activation_bytes(iteration, counts, alive),
         )
         for counts, alive in ((first, flight), (last, ends))
     ]

@@ -29,10 +29,10 @@ def offloaded(blocks: Sequence[ModelBlock], sizes: Sizes) -> tuple[ModelBlock, .
     if chosen is None:
         return tuple(blocks)
     share = share_of_stage(sizes, chosen)
-    return tuple(block if block.name in ENDS else _moved(block, share) for block in blocks)
+    return tuple(block if block.name in ENDS else _offloaded_block(block, share) for block in blocks)
 
 
-def _moved(block: ModelBlock, share: Any) -> ModelBlock:
+def _offloaded_block(block: ModelBlock, share: Any) -> ModelBlock:
     kept = np.asarray(block.kept, float)
     return replace(block, kept=(1 - share) * kept, offloaded=share * kept)
 

@@ -99,7 +99,7 @@ def calibration_rows(file: Path, fits: str) -> list[Mapping[str, str]]:
 
 def rows_fitted_by(file: Path, option: str) -> list[Mapping[str, str]]:
     """Rows of a table that constants of an option `implementation/<name>` were fitted on. Raises ConfigError."""
-    fitted = _named(option.rpartition("/")[2]).fitted_on
+    fitted = _implementation(option.rpartition("/")[2]).fitted_on
     return [cells for _, cells in read_csv(file, needed=NEEDED).rows if any(_is_row(cells, row) for row in fitted)]
 
 
@@ -147,15 +147,15 @@ def _software(cells: Mapping[str, str], *, learnt: bool = True) -> tuple[Impleme
     """
     for method in _settings()["methods"]:
         if all(re.fullmatch(pattern, cells.get(column, "")) for column, pattern in method["match"].items()):
-            software = _named(method["implementation"])
+            software = _implementation(method["implementation"])
             if not learnt and software.fits("schedule"):
                 continue
-            baseline = _named(method.get("baseline", _settings()["baseline"]))
+            baseline = _implementation(method.get("baseline", _settings()["baseline"]))
             return (baseline, software) if _OPS[cells["op"]][2] in software.schedules else None
     return None
 
 
-def _named(name: str) -> Implementation:
+def _implementation(name: str) -> Implementation:
     software = implementation(name)
     assert software is not None
     return software
@@ -201,7 +201,7 @@ def _is_row(cells: Mapping[str, str], row: Mapping[str, Any]) -> bool:
 def fitted_rows() -> Sequence[Mapping[str, Any]]:
     """Rows that constants of machines or of implementations were fitted on."""
     names = {_settings()["baseline"], *(method["implementation"] for method in _settings()["methods"])}
-    return [*_settings()["calibrated_on"], *(row for name in sorted(names) for row in _named(name).fitted_on)]
+    return [*_settings()["calibrated_on"], *(row for name in sorted(names) for row in _implementation(name).fitted_on)]
 
 
 def unseen_constants() -> Mapping[str, Any]:

@@ -103,7 +103,7 @@ def read_prefills(file: Path) -> tuple[list[Prefill], list[str]]:
     """Read and predict the rows of a table whose models are known; names of the other models. Raises ConfigError."""
     rows, skipped = [], set()
     for _, cells in read_csv(file, needed=_SIZES).rows:
-        model, measured = model_named(cells["model"]), _measured(cells)
+        model, measured = model_named(cells["model"]), _measured_seconds(cells)
         if model is None or not measured:
             skipped.add(cells["model"])
             continue
@@ -119,7 +119,7 @@ def calibration_rows(file: Path) -> list[tuple[tuple[str, int, int], float]]:
     for _, cells in read_csv(file, needed=_SIZES).rows:
         model, sizes = model_named(cells["model"]), (int(cells["prompt_len"]), int(cells["tp"]))
         if model is not None and _is_fitted(cells):
-            rows.append(((model, *sizes), _measured(cells)[NO_SUMS]))
+            rows.append(((model, *sizes), _measured_seconds(cells)[NO_SUMS]))
     return rows
 
 
@@ -129,6 +129,6 @@ def _is_fitted(cells: Mapping[str, str]) -> bool:
     return row in settings()["calibrated_on"]
 
 
-def _measured(cells: Mapping[str, str]) -> dict[str, float]:
+def _measured_seconds(cells: Mapping[str, str]) -> dict[str, float]:
     columns = {kind: time["column"] for kind, time in settings()["times"].items()}
     return {kind: float(cells[column]) * 1e-3 for kind, column in columns.items() if cells.get(column)}

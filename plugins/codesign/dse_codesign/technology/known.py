@@ -105,7 +105,7 @@ def of_system(system: System, technology: Technology) -> MachineKnobs:
     units, stacks and rate of HBM, links, clock. Raises ValueError for a GPU of whose dies nothing is known.
     """
     gpu = system.gpu
-    public, assumed = _known(gpu.name)
+    public, assumed = _public_dies(gpu.name)
     knobs: dict[str, Any] = {**public.machine(technology).__dict__, **_around(system)}
     shipped, shipped_cus = _shipped_gpu(gpu.name), public.knobs["num_cus"]
     knobs["cus_on_die"] = np.asarray(gpu.num_cus) * (public.knobs["cus_on_die"] / shipped_cus)
@@ -134,7 +134,7 @@ _SCALED = {
 """Knob -> fields of a GPU of which the first that it has changes the knob in proportion."""
 
 
-def _known(name: str) -> tuple[PublicDies, tuple[str, ...]]:
+def _public_dies(name: str) -> tuple[PublicDies, tuple[str, ...]]:
     """The die of a GPU, and the knobs that are assumed where it is that of another."""
     public = known_gpus()
     if name in public.gpus:

@@ -286,7 +286,7 @@ def _write(advice: Advice, outputs: Outputs, ranks: Ranks | None = None) -> None
     gain = _share(advice.recorded_s - advice.together_s.value, advice.recorded_s)
     title = f"{profile.source}: changes of collectives gain {gain}"
     plots.save(partial(timelines.timeline, pd.concat(frames), title, panel="panel"), outputs.figures, "timeline")
-    if rows := list(_ranked(advice)):
+    if rows := list(_best_changes(advice)):
         note = "dot: as expected; line: in the cases of the laws"
         best = f"{profile.source}: what changes of one collective alone gain"
         plots.save(partial(comparisons.gains, rows, best, note=note), outputs.figures, "gains")
@@ -307,7 +307,7 @@ def _spans(name: str, ran: Ran) -> Iterator[Interval]:
             yield Interval(f"{name}, {lane}", graph.tasks[task], graph.kinds[task], *times)
 
 
-def _ranked(advice: Advice) -> Iterator[dict[str, Any]]:
+def _best_changes(advice: Advice) -> Iterator[dict[str, Any]]:
     """Yield the best changes of groups of each sort that gain something, most first."""
     kinds = {"gain": "in software", "faster_link": "a link twice as fast", "waited_later": "independent kernels first"}
     rows: list[dict[str, Any]] = [
@@ -316,7 +316,7 @@ def _ranked(advice: Advice) -> Iterator[dict[str, Any]]:
         if what_if.gain.value > 1e-4 * advice.recorded_s
     ]
     rows += [
-        {"name": f"{group.name}: {_named(group, name)}", "kind": kind, **_dots(getattr(group, name))}
+        {"name": f"{group.name}: {_change_name(group, name)}", "kind": kind, **_dots(getattr(group, name))}
         for group in advice.groups
         for name, kind in kinds.items()
         if getattr(group, name).value > 1e-4 * advice.recorded_s
@@ -324,7 +324,7 @@ def _ranked(advice: Advice) -> Iterator[dict[str, Any]]:
     yield from sorted(rows, key=lambda row: -row["gain"])[:_SHOWN]
 
 
-def _named(group: GroupAdvice, name: str) -> str:
+def _change_name(group: GroupAdvice, name: str) -> str:
     return {"gain": str(group.change), "faster_link": "link x 2", "waited_later": "waited for later"}[name]
 
 

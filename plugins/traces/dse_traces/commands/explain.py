@@ -240,7 +240,7 @@ def _paths(difference: Difference) -> Table:
     count = _SHOWN if len(rows) > _SHOWN + 1 else len(rows)
     for alike, (a, b) in rows[:count]:
         times = [f"{int(runs)} x  {_time(part, scale)}" for runs, part in zip(counts[alike], (a, b), strict=True)]
-        shown.add_row(_named(*alike), *(text if runs else "–" for text, runs in zip(times, counts[alike], strict=True)),
+        shown.add_row(_title(*alike), *(text if runs else "–" for text, runs in zip(times, counts[alike], strict=True)),
                       _with_sign(b - a, scale))  # fmt: skip
     if smaller := [times for _, times in rows[count:]]:
         a, b = (sum(times[place] for times in smaller) for place in (0, 1))
@@ -248,7 +248,7 @@ def _paths(difference: Difference) -> Table:
     return shown
 
 
-def _named(name: str, kind: str) -> str:
+def _title(name: str, kind: str) -> str:
     return name if name.startswith(kind) else f"{kind}: {name}"
 
 

@@ -222,7 +222,7 @@ def observed_slowdowns(profile: Profile, laws: Laws) -> pd.DataFrame:
     """
     both = side_by_side(profile)
     beside = np.minimum(np.bincount(both.kernel, both.seconds, len(profile)), profile.seconds)
-    sms = _held(profile, both)
+    sms = _held_sms(profile, both)
     table = profile.kernels.assign(beside=beside, taken=sms, place=places(profile))
     table = table[_computes_alone(profile) & (table["seconds"] >= _SHORTEST_S)]
     share = table["beside"] / table["seconds"]
@@ -306,7 +306,7 @@ def _computes_alone(profile: Profile) -> NDArray[np.bool_]:
     return alone
 
 
-def _held(profile: Profile, both: SideBySide) -> Floats:
+def _held_sms(profile: Profile, both: SideBySide) -> Floats:
     """SMs that collectives held beside each kernel [N], weighted by time."""
     ctas = profile.kernels["ctas"].to_numpy(float, na_value=0.0)
     spent = np.bincount(both.kernel, both.seconds, len(profile))
