@@ -10,7 +10,8 @@
 and for all of them together
 
     sibling_breaks    draws in which a machine is over 2 % slower than its sibling, though nothing of its data sheet is
-                      worse: of GPUs of which one is written as a variant of the other (`variant_of`)
+                      worse: of GPUs of which one is written as a variant of the other (`variant_of`), and GEMMs of
+                      formats whose rate of a CU is not worse either, as it bounds products of few tiles
     sharing_disagree  questions to which two doors of a quantity answer differently (`benchmarks.doors`), a GEMM beside
                       moved data among them
 """
@@ -40,7 +41,7 @@ from simulators.costs.memory_bound import kernel_cost
 from simulators.costs.streaming import streaming_cost
 from simulators.costs.transfer import TransferMode, alone, library_cus
 from simulators.hardware.device import Device
-from simulators.hardware.machine import System, View, tree_of
+from simulators.hardware.machine import System, View, peak_format, tree_of
 from simulators.hardware.network import Pattern
 from simulators.hardware.parts import ELEMENT_BYTES, Precision
 from simulators.hardware.schedule_system import ScheduleSystem, schedules_see
@@ -289,12 +290,20 @@ def _is_fitted(gpu: Any, precision: str) -> bool:
     return source is not None and source.provenance in ("calibrated", "measured")
 
 
+def _slower_per_cu(better: Machine, other: Machine) -> set[str]:
+    """GEMMs of the formats whose peak rate of a CU is lower on the better machine."""
+    here, there = (machine.iterations.gpu for machine in (better, other))
+    rates = [{name: rate / gpu.peak_cus for name, rate in gpu.peak_flop_per_s.items()} for gpu in (here, there)]
+    lower = {name for name, rate in rates[1].items() if rates[0].get(name, 0.0) < rate}
+    return {f"GEMM {precision}" for precision in get_args(Precision) if peak_format(precision) in lower}
+
+
 def sibling_breaks(better: Machine, other: Machine, draws: Draws) -> Counter[str]:
     """Number of draws in which the better machine is slower, by kind; what was measured on either of them counts."""
     here, there = times(better, draws), times(other, draws)
     gpus = [machine.iterations.gpu for machine in (better, other)]
     measured = {f"GEMM {precision}" for gpu in gpus for precision in gpu.efficiency if _is_fitted(gpu, precision)}
-    kinds_of_both = (here.keys() & there.keys()) - measured
+    kinds_of_both = (here.keys() & there.keys()) - measured - _slower_per_cu(better, other)
     if any(machine.iterations.node.library.fitted_on for machine in (better, other)):
         kinds_of_both = {kind for kind in kinds_of_both if kind.startswith("GEMM")}
     counts = {kind: int((here[kind] > _SLOWER * there[kind]).sum()) for kind in kinds_of_both}

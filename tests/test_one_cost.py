@@ -9,7 +9,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from benchmarks.physics import Draws, Machine, breaks, kinds, times, unequal
+from benchmarks.physics import Draws, Machine, breaks, kinds, sibling_breaks, siblings, times, unequal
+from dse.backend import Batch
 from dse.config.options import list_options
 from dse.values import has_axis, leaves, put
 from simulators.costs.collective import collective_cost, machine_ring
@@ -19,6 +20,8 @@ from simulators.hardware.device import Device
 from simulators.hardware.machine import System, tree_of
 from simulators.hardware.network import CollectiveLibrary, links
 from simulators.hardware.schedule_system import ScheduleSystem
+from simulators.workloads.model_zoo import model_tree
+from tests.iterations import BACKEND
 from tests.support import shipped
 
 SERVED = ["a100_8", "b200_8", "h100_8", "h200_8", "h20_8", "h800_8", "l20_8", "l40s_8", "mi300x_8", "mi355x_8"]
@@ -45,6 +48,47 @@ def test_two_costs_are_seen_to_differ() -> None:
 @pytest.mark.parametrize("name", [*SERVED, *SMALL])
 def test_more_hardware_is_never_slower(name: str) -> None:
     assert not breaks(named(name), Draws.of(200, seed=3))
+
+
+SIBLINGS = [(better.name, other.name) for better, other in siblings([*SERVED, "b300_8", "mi325x_8"])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("better", "other"), SIBLINGS)
+def test_a_sibling_of_which_no_number_is_worse_is_not_slower(better: str, other: str) -> None:
+    assert not sibling_breaks(named(better), named(other), Draws.of(300, seed=2))
+
+
+@pytest.mark.slow
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("mode", ["training", "prefill", "decode"])
+@pytest.mark.parametrize(("better", "other"), SIBLINGS)
+def test_a_sibling_is_not_slower_in_a_step(better: str, other: str, mode: str) -> None:
+    """By more than 2 %; where collectives of a node were measured, on one GPU alone."""
+    random, count = np.random.default_rng(1), 30
+    measured = any(named(name).iterations.node.library.fitted_on for name in (better, other))
+    axes = {"run.batch": (0, 7), "run.sequence_length": (7, 14), "parallel.tp": (0, 1 if measured else 4)}
+    batch_axes = {path: 2 ** random.integers(*powers, count) for path, powers in axes.items()}
+    tree = {"model": model_tree("llama3_8b"), "parallel": {"tp": 1, "pp": 1, "dp": 1}}
+    tree |= {"run": {"mode": mode, "batch": 1, "sequence_length": 128, "precision": "bf16"}}
+    tree |= {"kernels": shipped("kernels")["fused"], "optimizer": shipped("optimizer")["adam"]}
+    trees = ({**tree, "system": shipped("system")[name]} for name in (better, other))
+    here, there = BACKEND.evaluate([Batch(BACKEND.design(tree), batch_axes) for tree in trees])
+    ok = here.ok & there.ok
+    assert ok.sum() > count / 2
+    assert (here.metrics["iteration_s"][ok] <= 1.02 * there.metrics["iteration_s"][ok]).all()
+
+
+def test_products_of_two_formats_that_are_equally_fast_take_equally_long_where_one_was_measured() -> None:
+    for name in list_options("system"):
+        machine = named(name)
+        gpu = machine.iterations.gpu if machine.iterations is not None else None
+        if gpu is None or "streaming" not in str(gpu.efficiency.get("fp16")) or "bf16" not in gpu.efficiency:
+            continue
+        calibrated = [gpu.source(f"efficiency.{precision}").provenance for precision in ("fp16", "bf16")]
+        if calibrated == ["assumed", "calibrated"]:
+            found = times(machine, Draws.of(50))
+            np.testing.assert_allclose(found["GEMM fp16"], found["GEMM bf16"], rtol=1e-9, err_msg=name)
 
 
 @pytest.mark.parametrize(("what", "kind"), [("CUs", "GEMM bf16"), ("clock", "GEMM bf16"), ("rate", "GEMM bf16")])
