@@ -2,7 +2,8 @@
 
 DIR has the tables of `dse_serving.measured`; without it the speeds alone are measured. `--fit` fits the constants of
 `conf/server` and `conf/data/serving_kernels.yaml` of the plug-in to the rows that its rule names, and prints them.
-`--witness` adds errors of aiconfigurator on the same rows (`dse_serving.witness`).
+`--witness` adds errors of aiconfigurator on the same rows (`dse_serving.witness`). An interrupt ends the predictions:
+figures are then of the rows before it, and `stopped` is true.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from dse.errors import ConfigError
 from dse_serving.backend import ServingBackend
 from dse_serving.deployment import Deployment
 from dse_serving.design import deployment_of
@@ -64,7 +66,11 @@ def accuracy(folder: Path, *, witness: bool = False) -> dict[str, Any]:
     several, none = sum(len(row.runs) > 1 for row in apart), sum(not row.runs for row in apart)
     reason = f"of {len(apart)} rows, {several} may be of several runs of their benchmark, and {none} of no listed one: "
     reason += "their engines are not known, and they are not counted"
-    return figures | {"disagg": {**summary(known), "reason": reason}, "refused": predictor.refused}
+    return figures | {
+        "disagg": {**summary(known), "reason": reason},
+        "refused": predictor.refused,
+        "stopped": predictor.stopped,
+    }
 
 
 def _by(points: Sequence[Point], column: str) -> dict[str, dict[str, float]]:
@@ -124,13 +130,17 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     if options.witness and options.data is None:
         parser.error("--witness needs --data")
-    if options.fit:
-        if options.data is None:
-            parser.error("--fit needs --data")
-        base = fit(fitted_rows(read_rows(options.data, settings()["fitted"]["file"])))
-        print(json.dumps({**base, "sets": fit_sets(rows_of_sets(read_rows(options.data)))}, indent=2))
-        return 0
-    figures = {**({} if options.data is None else accuracy(options.data, witness=options.witness)), **speeds()}
+    if options.fit and options.data is None:
+        parser.error("--fit needs --data")
+    try:
+        if options.fit:
+            base = fit(fitted_rows(read_rows(options.data, settings()["fitted"]["file"])))
+            print(json.dumps({**base, "sets": fit_sets(rows_of_sets(read_rows(options.data)))}, indent=2))
+            return 0
+        figures = {**({} if options.data is None else accuracy(options.data, witness=options.witness)), **speeds()}
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
     if options.json:
         print(json.dumps(figures, indent=2))
     else:

@@ -23,6 +23,7 @@ from benchmarks.expert_exchanges import across_many_nodes
 from benchmarks.timing import best
 from dse.backend import Batch
 from dse.config import compose
+from dse.errors import ConfigError
 from dse.study.plan import plan
 from dse.values import put
 from simulators.steps.backend import StepBackend
@@ -109,8 +110,12 @@ def main(words: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(words)
     found: dict[str, Any] = dict(figures(quick=asked.quick))
     if asked.data is not None:
-        found |= throughput_figures(read_throughput(asked.data))
-        found |= amd_figures(asked.data) | decode_figures(asked.data)
+        try:
+            found |= throughput_figures(read_throughput(asked.data))
+            found |= amd_figures(asked.data) | decode_figures(asked.data)
+        except ConfigError as error:
+            print(error, file=sys.stderr)
+            return 2
         found |= {"ep_4_8_median": across_many_nodes(asked.data / "ep_collectives")}
         found |= matrix_figures(_FEW_CELLS if asked.quick else _CELLS)
     rows = [f"| {name} | {value:,.4g} |" for name, value in found.items() if isinstance(value, float)]

@@ -1,12 +1,13 @@
 """Predictions held against measured tables of operators of today's GPUs, on rows that no constant was fitted on.
 
-`python -m benchmarks.validity [--data DIR] [--json]` reads every CSV below a folder that has one of the layouts of
-`dse_calibration.layouts`, and predicts it with the constants of conf/system as they are: nothing is fitted. A
-row is printed for each file, device and precision; errors are relative, with the median's sign beside it. Prefills of
-whole models are predicted as iterations, overlaps of a GEMM and its collective by schedules (`validation.overlaps`).
-GEMMs beside collectives (`overlap_...`) are those of the folder; without a folder the shipped ones alone are judged.
-What is left out is printed on stderr with the reason: rows that constants were fitted on, devices without constants,
-tables of other layouts, and figures that no table of the folder gives.
+`python -m benchmarks.validity [--data DIR ...] [--json]` reads every CSV below a folder that has one of the layouts
+of `dse_calibration.layouts`, and predicts it with the constants of conf/system as they are: nothing is fitted. Of
+several folders, such as tables that were seen while models were made and others, medians stand side by side at last.
+A row is printed for each file, device and precision; errors are relative, with the median's sign beside it. Prefills
+of whole models are predicted as iterations, overlaps of a GEMM and its collective by schedules
+(`validation.overlaps`). GEMMs beside collectives (`overlap_...`) are those of the folder; without a folder the
+shipped ones alone are judged. What is left out is printed on stderr with the reason: rows that constants were fitted
+on, devices without constants, tables of other layouts, and figures that no table of the folder gives.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import numpy as np
 
 from dse.config.options import list_options
 from dse.errors import ConfigError, Problem
+from dse.errors.terminal import bar
 from dse.files import csv_columns
 from dse_calibration.calibrate import plain_name, read_table
 from dse_calibration.collectives import COLLECTIVE_ROWS, LARGE_BYTES, holds_collectives
@@ -154,29 +156,65 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
     return {figure: max(values) for figure, values in worst.items() if values} | overlap_summary(rows)
 
 
-def main(words: list[str] | None = None) -> int:
-    """Print a row for each table, then the worst of them."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.validity", description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=given_folder, metavar="DIR", help="folder of measured tables of operators")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    typed = parser.parse_args(words)
-    try:
-        rows = list(tables(typed.data) if typed.data else judged_contention(TABLE))
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    figures = summary(rows)
-    for name in sorted({*WORST, *KINDS} - figures.keys()) if typed.data else ():
-        report_left_out(name, "no table of the folder gives it")
-    if typed.json:
-        print(json.dumps({**figures, "tables": rows}, indent=2))
-        return 0
+def judged_until_interrupt(rows: Iterator[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """Errors by table, with progress; those of the tables before an interrupt, which is told."""
+    judged_rows = list[dict[str, Any]]()
+    with bar(name, None, "tables") as advance:
+        try:
+            for row in rows:
+                judged_rows.append(row)
+                advance(1, row["file"])
+        except KeyboardInterrupt:
+            print(f"stopped: the figures are of the {len(judged_rows)} tables until then", file=sys.stderr)
+    return judged_rows
+
+
+def side_by_side(folders: Sequence[tuple[str, list[dict[str, Any]]]]) -> Iterator[str]:
+    """Yield lines of the median errors in each folder, one for each device, precision and kind of rows of either."""
+    by_place: dict[tuple[str, ...], dict[str, list[float]]] = {}
+    for folder, rows in folders:
+        for row in rows:
+            place = (f"{row['device']} {row.get('library', '')}".strip(), row["precision"], row["kind"])
+            by_place.setdefault(place, {}).setdefault(folder, []).append(row["median"])
+    yield f"{'median error, of several tables the worst':<50}" + "".join(f"{folder[-24:]:>26}" for folder, _ in folders)
+    for place, medians in sorted(by_place.items()):
+        cells = (f"{100 * max(medians[folder]):.1f} %" if folder in medians else "no rows" for folder, _ in folders)
+        yield f"{place[0]:<16}{place[1]:<6}{place[2]:<28}" + "".join(f"{cell:>26}" for cell in cells)
+
+
+def _lines(rows: Sequence[dict[str, Any]], figures: Mapping[str, float]) -> Iterator[str]:
     for row in rows:
         cells = f"{100 * row['median']:5.1f} % {100 * row['p90']:5.1f} % {100 * row['signed_median']:+5.1f} %"
         device = f"{row['device']} {row.get('library', '')}"
-        print(f"{row['file']:<36}{device:<16}{row['precision']:<6}{row['kind']:<28}{row['rows']:>6} rows  {cells}")
-    for name, value in figures.items():
-        print(f"{name:<32}{value:.4f}")
+        yield f"{row['file']:<36}{device:<16}{row['precision']:<6}{row['kind']:<28}{row['rows']:>6} rows  {cells}"
+    yield from (f"{name:<32}{value:.4f}" for name, value in figures.items())
+
+
+def main(words: list[str] | None = None) -> int:
+    """Print a row for each table, then the worst of them; of several folders their medians side by side at last."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.validity", description=__doc__.splitlines()[0])
+    help_text = "folders of measured tables of operators, such as tables that were seen and others"
+    parser.add_argument("--data", type=given_folder, nargs="+", default=[], metavar="DIR", help=help_text)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    typed = parser.parse_args(words)
+    try:
+        folders = [(str(folder), judged_until_interrupt(tables(folder), folder.name)) for folder in typed.data]
+        shipped = ({"file": TABLE.name, **row} for row in judged_contention(TABLE))
+        folders = folders or [("", judged_until_interrupt(shipped, TABLE.name))]
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    figures = {folder: summary(rows) for folder, rows in folders}
+    for folder in figures if typed.data else ():
+        for name in sorted({*WORST, *KINDS} - figures[folder].keys()):
+            report_left_out(name, f"no table of the folder {'' if len(folders) == 1 else folder + ' '}gives it")
+    if typed.json:
+        parts = {folder: {**figures[folder], "tables": rows} for folder, rows in folders}
+        print(json.dumps(parts if len(parts) > 1 else next(iter(parts.values())), indent=2))
+        return 0
+    for folder, rows in folders:
+        print(*([folder] if len(folders) > 1 else []), *_lines(rows, figures[folder]), sep="\n")
+    print(*(side_by_side(folders) if len(folders) > 1 else ()), sep="\n", end="\n" if len(folders) > 1 else "")
     return 0
 
 

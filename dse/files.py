@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import csv
 import glob
+import math
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -37,6 +38,9 @@ _PLAIN = "name a plain file"
 _READ_BYTES = 1 << 20
 _HEAD_BYTES = 1 << 16
 _MARKS = {";": "semicolons", "\t": "tabs"}
+_CELL = re.compile(
+    r"([-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3})?)\s*(?:\([^()]*\)|\[[^\[\]]*\])?"
+)
 _ONE_WORD = 0.75  # likeness from which on two words are one that is misspelt
 
 
@@ -169,6 +173,23 @@ def read_csv(
         raise ConfigError([Problem(f"{path.name}, line {numbers[reader.line_num]}", f"is no CSV: {error}")]) from None
     check.done(path.name)
     return CsvTable(tuple(columns), header, tuple(rows))
+
+
+def cell_number(cells: Mapping[str, str], column: str, where: str = "data") -> float:
+    """Number of a cell of a measured table: of `31357 (29925)`, `1,088` and `742[^2]` that before the brackets.
+
+    Raises ConfigError that names the column for a cell without a number, or with more text.
+
+    >>> cell_number({"tokens": "31,357 (29925)"}, "tokens")
+    31357.0
+    """
+    text = cells.get(column, "")
+    match = _CELL.fullmatch(text.strip())
+    number = float(match[1].replace(",", "")) if match is not None and match[1] else math.inf
+    if not math.isfinite(number):
+        rule = "is no number, with nothing but a note in brackets behind it"
+        raise ConfigError([Problem(f"{where}: {column}", rule, text[:40], "mend the cell, or leave out the row")])
+    return number
 
 
 def csv_columns(path: Path, where: str) -> tuple[str, ...]:

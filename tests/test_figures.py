@@ -198,6 +198,7 @@ FEW = {
     "goldyloc_arrivals": ["arrivals.only=[lstm-h512-4x8,small-gap0.5]"],
     "convolution_patterns": ["applications=[lenet]", "measured=[p100]", "run.requests=20000", "run.most=200000"],
     "jitq": ["budget.trials=500"],
+    "synthesis": ["workload.only=[g1]", "space.system.node.topology=choice(mesh,ring)"],
     "trace": ["space.plan.order=choice(as_recorded,in_2_parts)", "space.plan.sms=choice(0,32)"],
     "search_benchmark": [
         "~landscapes",

@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from dse.files import cell_number
 from simulators.costs.collective import collective_cost, machine_ring
 from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
 from simulators.workloads.model_zoo import model_tree, option_tree
+from validation.left_out import report_left_out
 from validation.measured_step import Step, settings
 
 COLLECTIVES, LATENCY = "amd_collectives", "amd_latency"
@@ -60,13 +62,16 @@ def collectives(data: Path) -> list[TimedRow]:
     machines = {gpu: Device.of(tree_of(system)) for gpu, system in chosen["systems"].items()}
     timed = list[TimedRow]()
     for row in rows_of(data / chosen["file"]):
-        size, gpus = float(row["bytes"]), int(row["gpus"])
+        size, gpus = cell_number(row, "bytes"), round(cell_number(row, "gpus"))
         if size < chosen["from_bytes"] or row["collective"] != "all_reduce":  # the table has no other
+            continue
+        if row["gpu"] not in machines:
+            report_left_out(f"collectives of {row['gpu']}", "none of the systems that steps_measured.yaml maps", rows=1)
             continue
         ring = machine_ring(machines[row["gpu"]], gpus)
         seconds = float(collective_cost("all_reduce", "ring", size, ring).seconds)
         name = f"all-reduce of {row['bytes']} bytes on {gpus} {row['gpu']}"
-        timed.append(TimedRow(name, float(row["time_us"]) * 1e-6, seconds, fitted(COLLECTIVES, row)))
+        timed.append(TimedRow(name, cell_number(row, "time_us") * 1e-6, seconds, fitted(COLLECTIVES, row)))
     return timed
 
 
@@ -80,14 +85,14 @@ def latencies(data: Path) -> list[TimedRow]:
         if shape not in known:  # the same in every release
             known[shape] = latency(chosen, shape, {})
         name = f"{row['model']} {row['software']}, {batch} x {prompt} + {tokens}"
-        timed.append(TimedRow(name, float(row["e2e_latency_s"]), known[shape], fitted(LATENCY, row)))
+        timed.append(TimedRow(name, cell_number(row, "e2e_latency_s"), known[shape], fitted(LATENCY, row)))
     return timed
 
 
 def two_all_reduces(table: Path, gpu: str, gpus: int) -> list[tuple[float, float]]:
     """(bytes, time [s]) of the two all-reduces on so many GPUs that constants are fitted on, smaller first."""
     rows = [row for row in rows_of(table) if fitted(COLLECTIVES, row) and (row["gpu"], int(row["gpus"])) == (gpu, gpus)]
-    return sorted((float(row["bytes"]), float(row["time_us"]) * 1e-6) for row in rows)
+    return sorted((cell_number(row, "bytes"), cell_number(row, "time_us") * 1e-6) for row in rows)
 
 
 def shape_of(row: Mapping[str, str]) -> tuple[int, int, int, int]:

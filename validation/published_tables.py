@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from dse.errors import ConfigError
+from dse.errors import ConfigError, Problem
+from dse.errors.terminal import bar
+from dse.files import cell_number
 from simulators.hardware.machine import tree_of
 from simulators.workloads.model import Transformer
 from simulators.workloads.model_zoo import model_tree, option_tree
@@ -45,12 +47,15 @@ def read_throughput(data: Path, *, fitted: bool = False) -> Throughput:
             for file in sorted(data.glob(settings()[name]["file"]))  # a file for each release, or one for all
             for row in rows_of(file)
         ]
-        for row in (row for row in rows if not fitted or fitted_row(name, row)):
-            step = _step(name, {**settings()[name].get("always", {}), **row})
-            if isinstance(step, Step):
-                steps.append(step)
-            else:
-                reasons[step] += 1
+        chosen = [row for row in rows if not fitted or fitted_row(name, row)]
+        with bar(f"steps of {name}", len(chosen), "rows") as advance:
+            for row in chosen:
+                step = _step(name, {**settings()[name].get("always", {}), **row})
+                if isinstance(step, Step):
+                    steps.append(step)
+                else:
+                    reasons[step] += 1
+                advance(1)
     return Throughput(tuple(steps), dict(reasons))
 
 
@@ -102,13 +107,16 @@ def _step(table: str, row: Mapping[str, str]) -> Step | str:
     chosen, model, system = settings()[table], row["model"], row["system"]
     if model in chosen["unmodelled"]:
         return f"{model}: {chosen['unmodelled'][model]}"
-    if not (row["global_batch"] and row["micro_batch"]):
+    if not (row.get("global_batch") and row.get("micro_batch")):
         return "batch or layout are not stated"
     for kind, names in (("models", model), ("systems", system), ("products", row["precision"])):
         if names not in chosen[kind]:
             return f"{names}: none of the {kind} that steps_measured.yaml maps"
-    design = _design(chosen, row)
-    seconds = _seconds(row, design)
+    try:
+        design = _design(chosen, row)
+        seconds = _seconds(row, design)
+    except ConfigError as unread:
+        return f"{model} {system}: {unread}"
     name = " ".join(row[key] for key in ("model", "system", "precision", "gpus") if key in row)
     facts: dict[str, Any] = {"model": model, "system": system, "precision": row["precision"]}
     facts |= {"mixture": "moe" in design["model"], "states": "state" in design["model"]}
@@ -123,12 +131,12 @@ def _step(table: str, row: Mapping[str, str]) -> Step | str:
 
 def _seconds(row: Mapping[str, str], design: Mapping[str, Any]) -> float:
     """Time of a step [s], of what its row says: tokens a second, milliseconds, or FLOP/s as Megatron-LM counts them."""
-    tokens = int(row["global_batch"]) * int(row["sequence_length"]) / int(row["gpus"])
+    tokens = _count(row, "global_batch") * _count(row, "sequence_length") / _count(row, "gpus")
     if row["tokens_per_s_per_gpu"]:
-        return tokens / float(row["tokens_per_s_per_gpu"].partition("[")[0])  # without a footnote
+        return tokens / cell_number(row, "tokens_per_s_per_gpu")
     if row["step_ms"]:
-        return float(row["step_ms"]) * 1e-3
-    return tokens * megatron_flop(design) / (float(row["tflop_per_s_per_gpu"]) * 1e12)
+        return cell_number(row, "step_ms") * 1e-3
+    return tokens * megatron_flop(design) / (cell_number(row, "tflop_per_s_per_gpu") * 1e12)
 
 
 def megatron_flop(design: Mapping[str, Any]) -> float:
@@ -144,16 +152,12 @@ def megatron_flop(design: Mapping[str, Any]) -> float:
     )
 
 
-def _number(cell: str) -> int:
-    return 1 if cell in _ABSENT else int(cell)
-
-
 def _design(chosen: Mapping[str, Any], row: Mapping[str, str]) -> dict[str, Any]:
     """The tree of the design of a row."""
-    tp, pp, cp, vp, ep = (_number(row[name]) for name in ("tp", "pp", "cp", "vp", "ep"))
-    dp, batch = int(row["gpus"]) // (tp * pp * cp), int(row["micro_batch"])
-    run = {"batch": batch, "micro_batches": int(row["global_batch"]) // (batch * dp)}
-    run |= {"sequence_length": int(row["sequence_length"])}
+    tp, pp, cp, vp, ep = (_degree(row, name) for name in ("tp", "pp", "cp", "vp", "ep"))
+    dp, batch = _count(row, "gpus") // (tp * pp * cp), _count(row, "micro_batch")
+    run = {"batch": batch, "micro_batches": _count(row, "global_batch") // (batch * dp)}
+    run |= {"sequence_length": _count(row, "sequence_length")}
     products = chosen["products"][row["precision"]]
     parallel: dict[str, Any] = {"tp": tp, "pp": pp, "cp": cp, "dp": dp, "ep": ep, "sequence_parallel": tp > 1}
     if vp > 1 and pp > 1:
@@ -164,7 +168,7 @@ def _design(chosen: Mapping[str, Any], row: Mapping[str, str]) -> dict[str, Any]
         "optimizer": option_tree("optimizer", chosen["optimizer"]),
         "kernels": dict(option_tree("kernels", _kernels(chosen, row))),
         "run": {"mode": "training", **chosen["run"], **run, **({"products": products} if products else {})},
-        "parallel": {**chosen["parallel"], **parallel, **({"zero": 3} if _number(row["fsdp"]) > 1 else {})},
+        "parallel": {**chosen["parallel"], **parallel, **({"zero": 3} if _degree(row, "fsdp") > 1 else {})},
     }
     for recipe in chosen["recipes"]:
         parts = ("run", "parallel", "kernels", "experts", "widths")
@@ -175,6 +179,18 @@ def _design(chosen: Mapping[str, Any], row: Mapping[str, str]) -> dict[str, Any]
                 of_tree = {"widths": "model"}.get(name, name)
                 part[of_tree] = {**(part.get(of_tree) or {}), **values}
     return tree
+
+
+def _count(row: Mapping[str, str], column: str) -> int:
+    """A whole number from 1. Raises ConfigError for another one."""
+    if (number := round(cell_number(row, column))) < 1:
+        raise ConfigError([Problem(f"data: {column}", "is a number from 1", row[column])])
+    return number
+
+
+def _degree(row: Mapping[str, str], column: str) -> int:
+    """A degree of parallelism; 1 where the row has none."""
+    return 1 if row.get(column, "") in _ABSENT else _count(row, column)
 
 
 def _kernels(chosen: Mapping[str, Any], row: Mapping[str, str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,11 @@ from dse_calibration.overlap_measured.prefills import BASELINE, NO_SUMS, OVERLAP
 from simulators.hardware.machine import tree_of
 from simulators.hardware.schedule_system import ScheduleSystem
 from simulators.steps.overlap.implementations import implementation
+from validation import amd_tables
 from validation.contention_laws import tables
 from validation.expert_rows import constants_of, node_of, predict, read_rows
+from validation.measured_step import settings
+from validation.published_tables import read_throughput
 from validation.unseen_overlaps import fitted_again
 
 LIBRARIES = {"static": "torch", "dynamic": "ws"}
@@ -149,6 +152,54 @@ def test_kernels_on_other_numbers_of_nodes_are_other_kernels(tmp_path: Path) -> 
     assert sorted(kernel.name.partition(",")[0] for kernel in kernels) == [
         f"network {way} of {nodes} nodes" for way in ("combine", "dispatch") for nodes in (4, 8)
     ]
+
+
+STRANGE = {"container": "x", "sequence_length": 4096, "fsdp": 0, "tp": 1, "pp": 1, "cp": 1, "vp": "n/a", "ep": 8}
+STRANGE |= {"model": "Qwen3_30B_a3B", "system": "DGX-H100", "precision": "FP8", "gpus": 8, "global_batch": 512}
+STRANGE |= {"micro_batch": 1, "tokens_per_s_per_gpu": "31357 (29925)", "tflop_per_s_per_gpu": "", "step_ms": ""}
+
+
+def test_a_number_with_a_note_is_read_and_rows_that_cannot_be_read_are_told_with_why(tmp_path: Path) -> None:
+    changes: list[dict[str, Any]] = [{}, {"system": "DGX-Z9"}, {"tokens_per_s_per_gpu": "fast"}, {"gpus": 0}]
+    changes += [{"global_batch": "1,024"}, {"micro_batch": "2 or 4"}, {"model": "Nobody_7B"}]
+    write(tmp_path / "steps" / "megatron_bridge_strangers.csv", [{**STRANGE, **change} for change in changes])
+    read = read_throughput(tmp_path)
+    noted, larger = read.steps
+    assert noted.seconds == pytest.approx(512 * 4096 / 8 / 31357)
+    assert larger.seconds == pytest.approx(2 * noted.seconds)
+    reasons = " ".join(read.left_out)
+    assert sum(read.left_out.values()) == 5
+    assert all(part in reasons for part in ("DGX-Z9: none of the systems", "Nobody_7B: none of the models"))
+    assert all(part in reasons for part in ("tokens_per_s_per_gpu = 'fast'", "gpus = '0'", "micro_batch = '2 or 4'"))
+
+
+def test_rows_of_unknown_gpus_are_left_out_of_tables_of_amd(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"collective": "all_reduce", "bytes": "268,435,456", "gpus": 8, "gpu": "MI300X", "time_us": "1500 (1)"}
+    file = tmp_path / str(settings()["amd_collectives"]["file"])
+    write(file, [row | {"placement": "out"}, row | {"gpu": "MI999", "placement": "out"}])
+    assert len(amd_tables.collectives(tmp_path)) == 1
+    assert "left out: 1 row of collectives of MI999" in capsys.readouterr().err
+
+
+def test_folders_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [tmp_path / "seen", tmp_path / "other"]
+    for folder, slower in zip(folders, (1.1, 1.3), strict=True):
+        write_sweep(folder / "sweep.csv", slower=slower)
+    assert validity.main(["--data", *map(str, folders)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    wall = next(line for line in lines if "GEMM and collective" in line and line.count("%") == 2)
+    assert wall.split()[-4:] == ["9.1", "%", "23.1", "%"]
+    assert validity.main(["--data", *map(str, folders), "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)) == {str(folder) for folder in folders}
+
+
+def test_an_interrupt_gives_the_figures_until_then(capsys: pytest.CaptureFixture[str]) -> None:
+    def rows() -> Iterator[dict[str, Any]]:
+        yield {"file": "first.csv"}
+        raise KeyboardInterrupt
+
+    assert validity.judged_until_interrupt(rows(), "folder") == [{"file": "first.csv"}]
+    assert "stopped: the figures are of the 1 tables until then" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [expert_exchanges, plan, traces, validity])

@@ -14,7 +14,7 @@ from validation.residual_rows import residual_rows
 from validation.residuals import groups_of, judged_in_turn
 
 
-@pytest.mark.more
+@pytest.mark.nightly
 def test_intervals_hold_as_often_as_they_promise(shared: Callable[[str], Path]) -> None:
     rows = residual_rows(shared("data"))
     assert {row.fold for row in rows} == set(range(FOLDS)) and len(rows) > 30_000

@@ -21,7 +21,8 @@ from scipy.stats import spearmanr
 
 from dse.config.options import list_options, load_yaml
 from dse.errors import ConfigError
-from dse.files import read_csv
+from dse.errors.terminal import bar
+from dse.files import cell_number, read_csv
 from dse_serving.backend import ServingBackend
 from dse_serving.design import DATA, Serving, ServingKernels, deployment_of
 from dse_serving.disaggregated import EngineRun, EnginesOfRole, runs_of
@@ -96,8 +97,8 @@ class Row:
         """Requests under way."""
         match = re.search(r"silicon_concurrency=(\d+)", self.cells["silicon_data_source"])
         if self.apart and not match:
-            return round(float(self.cells["decode_batch_size"]) * float(self.cells.get("decode_num_workers") or 1))
-        return int(match[1]) if match else round(float(self.cells["batch_size"]))
+            return self._count("decode_batch_size") * self._count("decode_num_workers", 1)
+        return int(match[1]) if match else self._count("batch_size")
 
     @cached_property
     def runs(self) -> tuple[EngineRun, ...]:
@@ -109,7 +110,13 @@ class Row:
 
     def _engines(self, role: str) -> EnginesOfRole:
         gpus, ranks = self._degrees(f"{role}_")
-        return EnginesOfRole(round(float(self.cells[f"{role}_num_workers"])), gpus, gpus, ranks > 1)
+        return EnginesOfRole(self._count(f"{role}_num_workers"), gpus, gpus, ranks > 1)
+
+    def _count(self, column: str, absent: int | None = None) -> int:
+        """A whole number of the row. absent: for an empty cell, which is no number else. Raises ConfigError."""
+        if absent is not None and not self.cells.get(column):
+            return absent
+        return round(cell_number(self.cells, column, self.name))
 
     @property
     def run(self) -> EngineRun | None:
@@ -119,7 +126,7 @@ class Row:
     @property
     def lengths(self) -> tuple[int, int]:
         """Tokens of prompts and outputs."""
-        return round(float(self.cells["isl"])), round(float(self.cells["osl"]))
+        return self._count("isl"), self._count("osl")
 
     @cached_property
     def degrees(self) -> tuple[int, int]:
@@ -130,12 +137,10 @@ class Row:
 
     def stages(self, role: str = "") -> int:
         """Stages of the pipeline of an engine; role: prefill or decode, of a disaggregated row."""
-        return round(float(self.cells.get(f"{role}_pp_size" if role else "pp_size") or 1))
+        return self._count(f"{role}_pp_size" if role else "pp_size", 1)
 
     def _degrees(self, before: str) -> tuple[int, int]:
-        tp, experts, ranks = (
-            round(float(self.cells[f"{before}{name}_size"] or 0)) for name in ("tp", "moe_ep", "attention_dp")
-        )
+        tp, experts, ranks = (self._count(f"{before}{name}_size", 0) for name in ("tp", "moe_ep", "attention_dp"))
         gpus = experts if experts > 1 else max(tp, 1)
         shared = ranks > 1 or any(_is_of(self, kind) for kind in settings()["shared"])
         return gpus, gpus if shared else 1
@@ -155,7 +160,7 @@ def read_rows(folder: Path, name: str = "") -> list[Row]:
     files = sorted(folder.glob(pattern)) or [folder / pattern]
     tables = (read_csv(file, needed=("id", "silicon_ttft_ms", "silicon_tpot_ms")) for file in files)
     return [
-        Row(cells, float(cells["silicon_ttft_ms"]) / 1e3, float(cells["silicon_tpot_ms"]) / 1e3)
+        Row(cells, *(cell_number(cells, f"silicon_{name}_ms", f"{cells['id']}") / 1e3 for name in ("ttft", "tpot")))
         for table in tables
         for _, cells in table.rows
         if cells["mode"] and cells["silicon_tpot_ms"] and cells["model_path"]
@@ -339,6 +344,7 @@ class Predictor:
     def __init__(self) -> None:
         self._backend, self._designs = ServingBackend(), dict[str, tuple[Serving, ...]]()
         self.refused: dict[str, str] = {}
+        self.stopped = False
 
     def designs(self, row: Row) -> tuple[Serving, ...]:
         """The deployment of a row; of engines of prompts, and of those that generate, where they are apart.
@@ -374,8 +380,17 @@ class Predictor:
         return Point(row, float(served.ttft_s.mean()), float(served.tpot_s.mean()))
 
     def points(self, rows: Sequence[Row]) -> list[Point]:
-        """Rows with predictions."""
-        return [point for row in rows if (point := self.predict(row)) is not None]
+        """Rows with predictions; those until an interrupt, after which `stopped` is true and none follow."""
+        points = list[Point]()
+        with bar("measured points", len(rows), "rows") as advance:
+            try:
+                for row in () if self.stopped else rows:
+                    point = self.predict(row)
+                    points += [] if point is None else [point]
+                    advance(1)
+            except KeyboardInterrupt:
+                self.stopped = True
+        return points
 
 
 def _with_scheduler(design: Serving, changes: Mapping[str, Any]) -> Serving:
