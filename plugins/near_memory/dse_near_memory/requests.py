@@ -66,8 +66,12 @@ class Output:
 def channels_of(chunks: Ints, controller: Controller) -> Ints:
     """Find the channel of each chunk of `interleave_bytes`."""
     high, channel = chunks // controller.dram.channels, chunks % controller.dram.channels
-    folds = controller.folds()
-    return np.asarray(channel ^ folds[high & 255] ^ folds[256 + (high >> 8 & 255)] ^ folds[512 + (high >> 16 & 255)])
+    return np.asarray(channel ^ _folded(high, controller.folds()))
+
+
+def _folded(number: Ints, table: Ints) -> Ints:
+    """Exclusive or of the entries [768] of a table for the three low bytes of numbers."""
+    return np.asarray(table[number & 255] ^ table[256 + (number >> 8 & 255)] ^ table[512 + (number >> 16 & 255)])
 
 
 def lines_of_sample(first: int, count: int, controller: Controller) -> tuple[Ints, Ints]:
@@ -110,8 +114,7 @@ def place_in_cache(lines: Ints, channel: Ints, controller: Controller, sets: int
     piece, in_slice = _take_out(local_of(lines, controller), bits)
     number, sector = np.divmod(in_slice, controller.cache_sectors)
     high, low = np.divmod(number, sets)
-    table = controller.set_folds(sets)
-    turn = table[high & 255] ^ table[256 + (high >> 8 & 255)] ^ table[512 + (high >> 16 & 255)]
+    turn = _folded(high, controller.set_folds(sets))
     turned = (low + turn if sets & sets - 1 else low ^ turn) % sets  # both permute the sets
     return np.asarray((channel * controller.slices + piece) * sets + turned), number * MOST_SECTORS + sector
 

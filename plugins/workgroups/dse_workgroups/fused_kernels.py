@@ -42,6 +42,7 @@ class WorkgroupFacts(SourcedValue):
     outstanding_bytes_per_cu: Annotated[Bytes, Field(gt=0)]
     logical_bytes: Annotated[Bytes, Field(gt=0)]
     rows_per_gemv: Annotated[Integer, Field(ge=1)]
+    least_memory_share: Annotated[float, Field(gt=0, le=1)]
 
 
 @cache
@@ -123,6 +124,7 @@ class FusedKernel:
             top = min(float(gpu.hbm_bytes_per_s * share), gpu.num_cus * _flight(gpu))  # few CUs ask for less
         flight = _flight(gpu) / facts().per_cu
         columns = (float(gpu.kernel_launch_s), workgroups, top, flight, float(gpu.hbm_bytes_per_s), full)
+        columns = (*columns, float(facts().least_memory_share))
         start, residents, *rates = (np.full(size, column) for column in columns)
         return Gpus(start.astype(float), residents.astype(np.int64), *(rate.astype(float) for rate in rates))
 

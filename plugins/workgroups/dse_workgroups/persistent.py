@@ -34,7 +34,6 @@ Ints = NDArray[np.int64]
 NONE = -1
 _IDLE, _RUNS, _HELD, _WAITS = 0, 1, 2, 3  # a physical workgroup's state
 _INF = math.inf
-_LEAST = 0.05  # share of the HBM's time that is left to a kernel beside its wires
 
 
 class LogicalWorkgroups(NamedTuple):
@@ -84,7 +83,7 @@ class Wires(NamedTuple):
 class Gpus(NamedTuple):
     """GPUs [G]: start [s], physical workgroups; memory-bound: top, flight (a workgroup's) and hbm [bytes/s], full: W_0.
 
-    top = 0: bound by arithmetic.
+    top = 0: bound by arithmetic. least: share of the HBM's time that is left to a kernel beside its wires.
     """
 
     start: Floats
@@ -93,6 +92,7 @@ class Gpus(NamedTuple):
     flight: Floats
     hbm: Floats
     full: Floats
+    least: Floats
 
 
 class _State(NamedTuple):
@@ -226,7 +226,7 @@ def _set_rate(g: int, world: Any) -> None:
         # a wire that is busy reads and writes memory at both of its ends
         if state.free[wire] > state.clock[g]:
             taken += wires.rate[wire] / gpus.hbm[g] * ((wires.hbm_in[wire] == g) + (wires.hbm_out[wire] == g))
-    state.rate[g] = total * max(_LEAST, 1.0 - taken) / running
+    state.rate[g] = total * max(gpus.least[g], 1.0 - taken) / running
 
 
 @inline_never
