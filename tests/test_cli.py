@@ -392,7 +392,7 @@ def test_multirun_runs_several_studies_and_every_point_becomes_a_run_in_mlflow(t
     assert parameters == {"schedule.comm_engine", "schedule.priority"}  # the searched knobs, and nothing else
 
 
-@pytest.mark.more
+@pytest.mark.nightly
 def test_of_a_very_long_table_figures_show_a_selection_and_it_is_said(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,7 +50,7 @@ def test_the_columns_that_a_study_needs_are_recorded_or_searched(study: str) -> 
     assert set(needed) <= {*without.recorded_paths, *without.knobs}
 
 
-@pytest.mark.more
+@pytest.mark.nightly
 def test_a_path_that_no_design_has_is_an_empty_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*FLAGSHIP, "space.schedule.name=choice(serial,shard_p2p)", *SMALL]) == 0

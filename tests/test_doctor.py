@@ -144,7 +144,7 @@ def test_versions_plug_ins_and_terminals_that_do_not_fit_are_told(tmp_path: Path
     assert "warn terminal: writes ascii" in done.stdout
 
 
-@pytest.mark.more
+@pytest.mark.nightly
 def test_a_copy_without_its_configuration_is_told(tmp_path: Path) -> None:
     for package in ("dse", "simulators", "search_spaces", "studies"):
         shutil.copytree(CONF.parent / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))

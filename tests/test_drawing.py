@@ -62,7 +62,7 @@ def test_the_key_figure_is_the_first_of_a_study(tmp_path: Path, which: str, *, k
     assert {Path(name).stem for name in drawn(tmp_path, which, *figures, key=key)} == names
 
 
-@pytest.mark.more
+@pytest.mark.nightly
 def test_what_cannot_be_sent_to_a_worker_or_kills_it_is_drawn_here(tmp_path: Path) -> None:
     figures: list[tuple[str, Draw]] = [("closure", lambda: dots("first"))]
     figures += [("deadly", partial(dots_unless_in_worker, os.getpid()))]

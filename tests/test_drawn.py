@@ -120,7 +120,7 @@ def test_the_numbers_of_a_headline_are_in_its_tables(study: str) -> None:
     assert headlines.numbers_without_origin(run_of(study)) == []
 
 
-@pytest.mark.more
+@pytest.mark.nightly
 @pytest.mark.parametrize("study", sorted(ELSEWHERE))
 def test_a_headline_is_right_for_another_machine_or_workload(study: str) -> None:
     outputs, usual = run_of(study, *ELSEWHERE[study]), run_of(study)

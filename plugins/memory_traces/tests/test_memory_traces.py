@@ -176,7 +176,7 @@ def test_what_is_wrong_with_a_parquet_is_told_by_row_and_column(
     assert part in str(error.value)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_bit_of_a_parquet_is_read_or_refused(tmp_path: Path) -> None:
     path, machine = tmp_path / "bits.parquet", design()
     pd.DataFrame({"address": [0, 64, 128], "store": [True, False, True]}).to_parquet(path)
@@ -354,7 +354,7 @@ def test_a_replay_takes_what_the_same_accesses_of_a_program_take(policy: str, tm
 # The command
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command_writes_statistics_tables_and_a_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -270,7 +270,7 @@ def test_a_refresh_closes_rows_and_takes_its_time() -> None:
 # The whole
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", [LARGE[0], *(pytest.param(case, marks=pytest.mark.more) for case in LARGE[1:])])
 def test_requests_meet_the_fluid_model_where_its_assumptions_hold(case: str) -> None:
     """Within 5 % for large FC layers; not for OP layers, whose own updates take half of a wave."""
@@ -279,7 +279,7 @@ def test_requests_meet_the_fluid_model_where_its_assumptions_hold(case: str) -> 
     assert max(abs(small[name]) for name in SCHEDULES[:4]) < 0.05 < small["t3_mca"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("schedule", ["t3_sequential", "t3", "t3_mca"])
 def test_two_channels_stand_for_all(schedule: str) -> None:
     """A small sub-layer at two of its 32 channels and at all of them: times and reads within 1 %, other bytes the same.
@@ -414,7 +414,7 @@ def test_a_controller_is_checked_and_its_knobs_are_known() -> None:
         Controller.model_validate(bare)
 
 
-@pytest.mark.more
+@pytest.mark.nightly
 def test_a_narrowed_study_compares_thresholds_and_the_fluid_model_and_judges_nothing(tmp_path: Any) -> None:
     cases = "[megagpt2-tp8-op,megagpt2-tp8-fc2,megagpt2-tp16-op,megagpt2-tp16-fc2]"
     words = [f"output_dir={tmp_path}", "tracking=none", "store=none", "figures=none", f"workload.only={cases}"]

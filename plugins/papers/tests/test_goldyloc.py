@@ -69,7 +69,7 @@ def test_the_study_judges_its_claims_and_the_predictor_queues_it_has_not_seen(tm
     assert {path.stem for path in (folder / "figures").glob("*.png")} == {"degrees", "queues"}
 
 
-@pytest.mark.more
+@pytest.mark.nightly
 def test_a_queue_of_ones_own_is_run_without_claims_that_need_all_degrees(tmp_path: Path) -> None:
     mine = {"name": "mine", "queues": [{"name": "mine", "gemms": [{"m": 64, "n": 512, "k": 512, "copies": 4}]}]}
     path = tmp_path / "my_conf" / "workload" / "mine.yaml"

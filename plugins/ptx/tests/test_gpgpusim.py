@@ -37,6 +37,7 @@ def test_columns_far_apart_camp_and_a_hash_spreads_them() -> None:
             timed_launches("transposed", algorithm, images, "gtx_1050", "none")
 
 
+@pytest.mark.nightly
 def test_a_study_tells_what_each_launch_does_over_time(tmp_path: Path) -> None:
     words = ["works=[conv1]", "work.images=1", "figures=none", "executor.jobs=1", f"output_dir={tmp_path}"]
     assert main(["study=gpgpusim", *words]) == 0

@@ -59,7 +59,7 @@ def test_another_point_never_lowers_the_hypervolume_nor_adds_to_the_distance(
     assert truth.hypervolume(rows) == pytest.approx(share)
 
 
-@pytest.mark.more
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", ["auto", "archive", "random"])
 def test_progress_is_what_a_search_of_the_same_seed_found(truth: LandscapePoints, method: str) -> None:
     figures = run(method, seed=5).metrics

@@ -29,7 +29,7 @@ def test_compiled_times_are_those_of_simpy(seed: int) -> None:
     check_equal(seed)
 
 
-@pytest.mark.more
+@pytest.mark.nightly
 def test_compiled_times_are_those_of_simpy_in_a_thousand_cases() -> None:
     for seed in range(1000):
         check_equal(seed)

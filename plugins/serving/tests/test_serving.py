@@ -119,7 +119,7 @@ def test_a_trace_counts_by_what_it_holds(elsewhere: Path) -> None:
     assert keys[0] == keys[1] != keys[2]
 
 
-@pytest.mark.more
+@pytest.mark.nightly
 def test_an_edited_trace_is_evaluated_again(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["serve-plan", "model=llama3_8b", "system=h100_8", "slo.ttft_s=3", "figures=none", "tracking=none"]
     left = list[bool]()
@@ -483,7 +483,7 @@ def test_measured_points_are_predicted(shared: Callable[[str], Path]) -> None:
     assert figures["rows"] > 200 and figures["tpot_median"] < 0.1 and figures["ttft_median"] < 0.25
 
 
-@pytest.mark.more
+@pytest.mark.nightly
 def test_kernels_of_experts_that_six_rows_gave_predict_the_others(shared: Callable[[str], Path]) -> None:
     rows = read_rows(shared("data"), "serving/silicon_more.csv")
     of_sets = rows_of_sets(rows)

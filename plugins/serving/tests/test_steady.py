@@ -231,7 +231,7 @@ def test_open_traffic_takes_the_fewest_gpus_and_of_those_the_shortest_times() ->
     assert best["key"] == "1" and not list(close_rivals(table, best))
 
 
-@pytest.mark.more
+@pytest.mark.nightly
 def test_answers_do_not_depend_on_how_many_requests_are_simulated() -> None:
     assert answers_moved(QUESTIONS[:2]) + answers_moved(QUESTIONS[5:9:2]) == 0
     assert recommendation(QUESTIONS[6], SIZES[0]).name == recommendation(QUESTIONS[6], SIZES[2]).name == "3 x TP 1"
