@@ -89,8 +89,8 @@ def latencies(data: Path) -> list[TimedRow]:
     return timed
 
 
-def two_all_reduces(table: Path, gpu: str, gpus: int) -> list[tuple[float, float]]:
-    """(bytes, time [s]) of the two all-reduces on so many GPUs that constants are fitted on, smaller first."""
+def fitted_all_reduces(table: Path, gpu: str, gpus: int) -> list[tuple[float, float]]:
+    """(bytes, time [s]) of the all-reduces on so many GPUs that constants are fitted on, smaller first."""
     rows = [row for row in rows_of(table) if fitted(COLLECTIVES, row) and (row["gpu"], int(row["gpus"])) == (gpu, gpus)]
     return sorted((cell_number(row, "bytes"), cell_number(row, "time_us") * 1e-6) for row in rows)
 

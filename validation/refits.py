@@ -314,10 +314,10 @@ def latency(numbers: Sequence[Number], table: Path | None) -> Refit:
 
 
 def two_sizes(numbers: Sequence[Number], table: Path | None) -> Refit:
-    """Launch and share of the rate of an all-reduce, from its times at two sizes, where protocols begin and change.
+    """Launch, steps and shares of the rate of an all-reduce, from its times at two sizes by a protocol, or by each.
 
-    T = launch + steps ll128_step + w / (share B) holds at both; Simple, with simple_s + w / B in place of the last
-    term, takes as long at the larger.
+    T = launch + steps ll_step_s + w / (ll_share B) holds at the two smallest, and with LL128's constants at the two
+    largest; Simple, with simple_s + steps step_s + w / B beyond the launch, takes as long at the largest.
     """
     assert table is not None
     values = dict[Number, float]()
@@ -326,16 +326,27 @@ def two_sizes(numbers: Sequence[Number], table: Path | None) -> Refit:
         node, nodes = Device.of(tree_of(f"{gpu}_8_roce")).node, 2 if ".network." in number.path else 1
         constants = (node.network() if nodes > 1 else node.protocols())["all_reduce"]
         gpus = nodes * node.num_gpus
-        (size, early), (larger, late) = amd_tables.two_all_reduces(table, gpu.upper(), gpus)
-        begin, wire = (2 * (gpus - 1) / gpus * each for each in (size, larger))
-        slope, steps = (late - early) / (wire - begin), 2 * (nodes + node.num_gpus - 2)
-        rate = constants.bytes_per_s * (node.num_gpus if nodes > 1 else 1)
+        steps, rate = 2 * (nodes + node.num_gpus - 2), constants.bytes_per_s * (node.num_gpus if nodes > 1 else 1)
+        rows = amd_tables.fitted_all_reduces(table, gpu.upper(), gpus)
+        sent = [(2 * (gpus - 1) / gpus * size, seconds) for size, seconds in rows]
+        (short_s, short_slope), (long_s, long_slope) = _line(*sent[:2]), _line(*sent[-2:])
+        launch_s = short_s - steps * constants.ll_step_s
+        beyond_s = long_s - launch_s
         found = {
-            "launch_s": early - begin * slope - steps * constants.ll128_step_s,
-            "simple_s": wire * (slope - 1 / rate),
+            "launch_s": launch_s,
+            "ll_share": 1 / (short_slope * rate),
+            "ll128_step_s": beyond_s / steps,
+            "ll128_share": 1 / (long_slope * rate),
+            "simple_s": beyond_s - steps * constants.step_s + sent[-1][0] * (long_slope - 1 / rate),
         }
-        values[number] = _rounded(float(found.get(number.path.rpartition(".")[2], 1 / (slope * rate))))
+        values[number] = _rounded(float(found[number.path.rpartition(".")[2]]))
     return Refit(values)
+
+
+def _line(first: tuple[float, float], second: tuple[float, float]) -> tuple[float, float]:
+    """Time without bytes [s], and time of a byte [s], by the bytes sent and the times of two collectives."""
+    slope = (second[1] - first[1]) / (second[0] - first[0])
+    return first[1] - slope * first[0], slope
 
 
 def _host_bound_steps(table: Path) -> list[Step]:

@@ -168,7 +168,7 @@ def _time_over_links(pattern: Pattern, payload: Floats, group: Group, seconds: F
     leaves, here = np.asarray(group.num_nodes) > 1, None
     if inside is not None:
         # GPUs of a mesh send over the links to one another alone
-        here = protocol_seconds(inside, pattern, group.num_gpus, payload / np.asarray(group.link_share))
+        here = protocol_seconds(inside.faster(np.asarray(group.link_share)), pattern, group.num_gpus, payload)
     elif group.links is not None and pattern != "send_recv":
         together = np.ceil(np.asarray(group.num_gpus, float) / np.asarray(group.num_nodes))  # of them in a node
         here = _over_links(group.links, pattern, payload, together)

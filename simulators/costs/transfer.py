@@ -36,6 +36,10 @@ The library takes no minimum of true times but of its own estimates, with r = n 
 so that times step where it changes over (2.27 to 2.30, `ncclTopoTuneModel`). An all-reduce takes the minimum: rings'
 estimates do worse where the switch adds (B200), and on A100 four GPUs would beat two at 1 to 2 MiB (as they do).
 
+RCCL gives an all-reduce of 8 GPUs of a mesh by its size to chunks that all pairs send by LL, to those by Simple, or to
+rings, and short ones to a ring by LL, since each chunk needs an element (`ll_sizes`, in place of the fastest; its
+`tools/msccl-algorithms`): all pairs take two steps, which stand in the launch, and LL128's constants are of the others.
+
 Across nodes chains run inside the nodes and between them, by as many NICs as a node has GPUs in the group, so that
 their rates add up (derived). Where a host calls one collective after another, the GPU whose host is ahead waits in the
 kernel for the others, which takes no less than the time between two calls (`host`, derived; a GPU whose own host is
@@ -386,7 +390,11 @@ def protocol_seconds(
     if constants.copy_speed is not None:
         simple = setup_s + np.maximum(waits + carried / constants.copy_speed, carried)
     if constants.tuned is None:
-        seconds = constants.launch_s + np.minimum(np.minimum(low_latency, flag_of_128), simple)
+        others, ranged = np.minimum(flag_of_128, simple), constants.ll_sizes
+        fastest = np.minimum(low_latency, others)
+        if ranged is not None:
+            fastest = np.where((size >= ranged.from_bytes) & (size < ranged.below_bytes), low_latency, others)
+        seconds = constants.launch_s + fastest
     else:
         first, second, third = _estimates(constants.tuned, steps, n, size)
         larger = np.where(second <= third, flag_of_128, simple)

@@ -46,6 +46,13 @@ class TunedRates(Frozen):
     step_s: Duration
 
 
+class SizeRange(Frozen):
+    """Sizes of a message [bytes]: from one, which is in it, to another, which is not."""
+
+    from_bytes: Annotated[Number, Field(ge=0)]
+    below_bytes: Annotated[Number, Field(gt=0)]
+
+
 class Protocols(Grown):
     """Fitted constants of one collective, inside a node or across nodes (equations in `simulators.costs.transfer`).
 
@@ -56,7 +63,7 @@ class Protocols(Grown):
     bytes up to fill_bytes, then constant; None: nothing. host_s: time between two calls of a host, which GPUs that are
     ahead wait for; None where calls are launched ahead. ll_fill_s: time of LL until all threads of a channel have a
     word. copy_speed: rate of the CTAs by Simple over that of the links; None: they are alike. tuned: what the library
-    chooses its protocol by; None: it takes the fastest.
+    chooses its protocol by; ll_sizes: of the messages that it gives to LL, and no others; None: it takes the fastest.
     """
 
     launch_s: Duration
@@ -74,6 +81,7 @@ class Protocols(Grown):
     ll_fill_s: Duration | None = None
     copy_speed: Annotated[Number, Field(ge=1, le=10)] | None = None
     tuned: TunedRates | None = None
+    ll_sizes: SizeRange | None = None
 
     @model_validator(mode="after")
     def _fills_up_to_a_size(self) -> Self:

@@ -1,0 +1,60 @@
+"""Collectives of few bytes: by protocols that a library chooses by size, against rows that nothing was fitted on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulators.costs.collective import collective_cost, machine_ring
+from simulators.costs.transfer import TransferMode, alone, library_s, protocol_seconds
+from simulators.hardware.device import Device
+from simulators.hardware.machine import System, tree_of
+from simulators.hardware.network import Protocols, SizeRange
+from simulators.hardware.schedule_system import ScheduleSystem
+from validation import amd_tables
+
+MESHES = ("mi300x_8", "mi325x_8", "mi355x_8")
+RANGED = Protocols(
+    launch_s=6e-6, ll_step_s=0.1e-6, ll_share=0.3, ll128_step_s=0.6e-6, ll128_share=0.7,
+    step_s=1e-6, bytes_per_s=3e11, scaling=1.0, simple_s=4e-5, ll_sizes=SizeRange(from_bytes=1024, below_bytes=2**19),
+)  # fmt: skip
+
+
+def all_reduce_s(machine: System, size: float, gpus: int = 8) -> float:
+    return float(collective_cost("all_reduce", "ring", size, machine_ring(machine, gpus)).seconds)
+
+
+@given(st.integers(2, 8), st.floats(1.0, 1e8))
+def test_sizes_that_a_library_gives_to_a_protocol_take_it_and_no_others(gpus: int, size: float) -> None:
+    given_to_it = RANGED.ll_sizes is not None and RANGED.ll_sizes.from_bytes <= size < RANGED.ll_sizes.below_bytes
+    fastest = RANGED.model_copy(update={"ll_sizes": None})
+    alike = {"ll_step_s": RANGED.ll128_step_s, "ll_share": RANGED.ll128_share}
+    slow = {"ll128_step_s": 1.0, "simple_s": 1.0}  # so that LL is the fastest
+    only = fastest.model_copy(update=slow if given_to_it else alike)
+    assert protocol_seconds(RANGED, "all_reduce", gpus, size) == protocol_seconds(only, "all_reduce", gpus, size)
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_a_short_message_takes_no_less_than_its_launch_and_the_same_in_schedules(name: str) -> None:
+    machine, by = ScheduleSystem.of(tree_of(name)), TransferMode("cu", 56, "all_reduce")
+    sizes = 2.0 ** np.arange(4, 31)
+    moving = library_s(machine, 2 * sizes * 7 / 8, by=by)
+    assert moving is not None
+    assert np.all(moving > 0)
+    ring = machine_ring(Device.of(tree_of(name)), 8)
+    assert alone(machine, sizes, by=by) == pytest.approx(collective_cost("all_reduce", "ring", sizes, ring).seconds)
+
+
+def test_short_all_reduces_of_rccl_are_within_15_percent(shared: Callable[[str], Path]) -> None:
+    """Rows of a file that nothing was fitted on; vLLM's own all-reduce is another kernel and is not priced."""
+    table, machine = shared("data/amd/collectives_small.csv"), Device.of(tree_of("mi300x_8"))
+    rows = [row for row in amd_tables.rows_of(table) if row["library"].startswith("RCCL")]
+    errors = [all_reduce_s(machine, float(row["bytes"])) / (float(row["time_us"]) * 1e-6) - 1 for row in rows]
+    assert len(errors) == 14
+    assert float(np.median(np.abs(errors))) < 0.08
+    assert abs(float(np.median(errors))) < 0.02
