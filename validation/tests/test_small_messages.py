@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dse_calibration.collectives import cost_of_rows, read_collectives
+from dse_calibration.fit import fit
 from simulators.costs.collective import collective_cost, machine_ring
 from simulators.costs.transfer import TransferMode, alone, library_s, protocol_seconds
 from simulators.hardware.device import Device
@@ -58,3 +60,38 @@ def test_short_all_reduces_of_rccl_are_within_15_percent(shared: Callable[[str],
     assert len(errors) == 14
     assert float(np.median(np.abs(errors))) < 0.08
     assert abs(float(np.median(errors))) < 0.02
+
+
+def all_to_alls(file: Path, of: Protocols) -> tuple[np.ndarray, np.ndarray]:
+    """Errors of an all-to-all's rows, and their numbers of GPUs."""
+    (rows,) = (rows for rows in read_collectives(file) if rows.kind == "all_to_all")
+    return cost_of_rows(of, rows).seconds[:, 0] / rows.seconds[:, 0] - 1, rows.shape["gpus"]
+
+
+@pytest.mark.parametrize("gpus", [2, 4])
+def test_all_to_alls_of_few_b200_are_within_10_percent(gpus: int, shared: Callable[[str], Path]) -> None:
+    """Constants are of 8 GPUs, and the time of a peer of H100: no row of this file was fitted on."""
+    constants = Device.of(tree_of("b200_8")).node.protocols()["all_to_all"]
+    errors, counts = all_to_alls(shared("data_next/nccl_b200_all_to_all_2_4.csv"), constants)
+    assert float(np.median(np.abs(errors[counts == gpus]))) < 0.07
+    assert len(errors) == 44
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("several", [False, True])
+def test_rows_of_one_number_of_gpus_leave_the_time_of_a_peer_as_it_was(several: bool, tmp_path: Path) -> None:
+    device = Device.of(tree_of("b200_8"))
+    known = device.node.protocols()["all_to_all"]
+    true, table = known.model_copy(update={"ll_step_s": 2e-6, "step_s": 2e-6}), tmp_path / "rows.csv"
+    lines = ["device,op_name,nccl_dtype,num_gpus,message_size,latency"]
+    for gpus in (2, 4, 8) if several else (8,):
+        for size in 4 ** np.arange(5, 15):
+            seconds = float(protocol_seconds(true, "all_to_all", gpus, size))
+            lines.append(f"mine,alltoall,int8,{gpus},{size},{1e3 * seconds}")
+    table.write_text("\n".join(lines) + "\n")
+    fitted = fit(device, read_collectives(table)).collectives["all_to_all"]
+    assert isinstance(fitted, Protocols)
+    assert (fitted.ll_step_s == known.ll_step_s) is not several
+    assert fitted.ll_step_s == pytest.approx(2e-6 if several else known.ll_step_s, rel=0.3)
+    errors, _ = all_to_alls(table, fitted)
+    assert float(np.median(np.abs(errors))) < 0.05

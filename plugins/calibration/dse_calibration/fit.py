@@ -299,21 +299,33 @@ def _fit_stream(device: Device, chosen: Chosen) -> StreamingRates:
 def _fit_collective(chosen: Chosen, known: Protocols | SwitchRate | None) -> Protocols | SwitchRate:
     """Fit the constants of a collective: with the time between two calls where hosts launch each one.
 
-    known: its constants so far, which say what the library chooses protocols by.
+    known: its constants so far, which say what the library chooses protocols by, and what its rows do not tell.
     """
     rows, _ = chosen
+    held = {} if not isinstance(known, Protocols) else _times_of_peers(rows, known)
     way, tuned = COLLECTIVE_ROWS[rows.kind][1], known.tuned if isinstance(known, Protocols) else None
     priors = {"inside": PROTOCOL_PRIORS, "across_nodes": NETWORK_PRIORS, "in_switch": SWITCH_PRIORS}[way]
     priors = TUNED_PRIORS if tuned is not None else priors
-    free = {**priors, **({"host_s": HOST_PRIOR} if rows.library in CALLED_BY_HOSTS else {})}
+    priors = {**priors, **({"host_s": HOST_PRIOR} if rows.library in CALLED_BY_HOSTS else {})}
+    free = {name: prior for name, prior in priors.items() if name not in held}
     kind = SwitchRate if way == "in_switch" else Protocols
-    chosen_by: dict[str, Any] = {} if tuned is None else {"tuned": tuned}
-    typical = kind(**{name: prior.middle for name, prior in free.items()}, **chosen_by)
+    given: dict[str, Any] = held if tuned is None else {**held, "tuned": tuned}
+    typical = kind(**{name: prior.middle for name, prior in free.items()}, **given)
 
     def predict(values: Mapping[str, float], rows: MeasuredRows) -> Floats:
         return cost_of_rows(typical.model_copy(update=dict(values)), rows).seconds
 
     return typical.model_copy(update=_least(free, predict, [chosen]))
+
+
+def _times_of_peers(rows: MeasuredRows, known: Protocols) -> dict[str, float]:
+    """Time that each peer adds to an all-to-all, as known, where rows of one number of GPUs leave it in the launch.
+
+    All peers are served at once, so it is a fraction of what a step of a ring takes, whose prior would be taken for it.
+    """
+    if rows.kind != "all_to_all" or np.ptp(rows.shape["gpus"]) > 0:
+        return {}
+    return {name: getattr(known, name) for name in ("ll_step_s", "step_s")}
 
 
 def _fit_ring(num_gpus: int, chosen: Chosen) -> CollectiveLibrary:
