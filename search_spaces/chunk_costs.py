@@ -46,10 +46,10 @@ from simulators.costs.transfer import (
     Mover,
     TransferMode,
     beside_engines,
+    is_measured,
     kernel_share,
     late_start_s,
     library_cus,
-    library_s,
     routes,
     setup,
     slowed_beside_gemm,
@@ -366,7 +366,7 @@ class _Pieces:
         gemm_s = sharing.gemm(least if sharing.static else granted, full)
         gemm_s = np.broadcast_to(gemm_s, np.broadcast_shapes(np.shape(gemm_s), granted.shape))
         mode, active = self._mode("cu", cus), self._routes
-        if library_s(system, self._received, by=mode) is not None:  # measured: as fast as the links at most
+        if is_measured(system, mode.pattern):  # as fast as the links at most
             rate = np.broadcast_to(self._capacity, np.broadcast_shapes(cus.shape, self._capacity.shape))
         else:
             carried = self._capacity * system.gpu.cu_copy.link_efficiency

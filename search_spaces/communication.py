@@ -16,6 +16,7 @@ from search_spaces.comm_knobs import CommEngineKnobs
 from simulators.costs.transfer import (
     TransferMode,
     accumulate_hbm_bytes,
+    is_measured,
     library_cus,
     library_s,
     rate,
@@ -105,7 +106,10 @@ class Means:
         longest = np.maximum.reduce(
             [np.asarray(amount) / self.copy(route, active).bytes_per_s for route, amount in concurrent]
         )
-        return np.where(seconds > 0, longest / np.where(seconds > 0, seconds, 1.0), 1.0)
+        factor = np.where(seconds > 0, longest / np.where(seconds > 0, seconds, 1.0), 1.0)
+        if is_measured(self.system, self.mode.pattern):
+            return factor
+        return 1.0 if np.all(factor >= 1.0) else np.minimum(factor, 1.0)  # links carry no more than they do
 
     def collective_s(self, amount: Any) -> Any:
         """Time [s] of `amount` bytes at the rate of a collective over all routes with all engines or CUs."""

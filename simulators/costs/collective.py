@@ -12,9 +12,10 @@ a flag with every word, so half of what it sends is payload, and need not wait f
 
 Where a node's library has constants of a collective that were fitted to measurements, these count instead
 (`simulators.costs.transfer`); where the machine's model of collectives is `links`, what the library's kernels move
-over the links of the node (`simulators.costs.transfer`), as in schedules. A switch that adds (`in_switch`) takes 2
-steps for an all-reduce, in which a GPU sends (1 + 1/n) S, and 1 otherwise, with S sent for a reduce-scatter and S / n
-for an all-gather; the GPU adds nothing.
+over the links of the node (`simulators.costs.transfer`), as in schedules. All-gathers and reduce-scatters that were
+not measured take no less than half of an all-reduce of as many bytes, each a half of it. A switch that adds
+(`in_switch`) takes 2 steps for an all-reduce, in which a GPU sends (1 + 1/n) S, and 1 otherwise, with S sent for a
+reduce-scatter and S / n for an all-gather; the GPU adds nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 from dse.values import Memo
 from simulators.costs.algorithms import Pattern, traffic
 from simulators.costs.transfer import (
+    HALVES,
     TransferMode,
     alone,
     in_switch_seconds,
@@ -179,6 +181,10 @@ def _time_over_links(pattern: Pattern, payload: Floats, group: Group, seconds: F
         nodes = np.asarray(group.num_nodes, float)
         sent = (nodes - 1) / nodes * payload / np.asarray(group.network_bytes_per_s)
         seconds = np.where(leaves, np.maximum(seconds, sent), seconds)
+    if across is None and pattern in HALVES and np.any(leaves):
+        # until it is measured, no less than half of an all-reduce, of twice as many steps and bytes
+        whole = _measured("all_reduce", payload, group, 2 * seconds)
+        seconds = np.where(leaves, np.maximum(seconds, whole / 2), seconds)
     if across is not None:
         there = protocol_seconds(across, pattern, group.num_gpus, payload, num_nodes=group.num_nodes)
         seconds = np.where(leaves, there, seconds)

@@ -61,7 +61,7 @@ goes out once more (derived). Three constants for each collective, fitted on at 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -77,6 +77,8 @@ Mover = Literal["cu", "dma", "store", "switch"]
 """Engine of a transfer: kernels on CUs of their own, copy engines, stores of the workgroups that compute, or the switch
 of the node, which adds and copies what these workgroups order (multimem).
 """
+HALVES = ("all_gather", "reduce_scatter")
+"""Collectives that are a half of an all-reduce each."""
 _TILES = {"store": "stores of CUs", "switch": "switch"}
 """Engines that are a part of the GEMM's kernel, and what bounds them where links do not."""
 _FILLED = 0.95  # share of the links from which they count as the limit, for its name alone
@@ -232,11 +234,14 @@ def library_s(system: System, received_bytes: ArrayLike, *, by: TransferMode) ->
     """Time [s], after its launch, of a library's collective by which a GPU receives so many bytes (an all-reduce: both
     ways); None unless the machine names the cost model `library` and the node's was measured by size.
 
-    On fewer CUs than the library takes it is slower by what they fill of the links; more CUs stay idle.
+    On fewer CUs than the library takes it is slower by what they fill of the links; more CUs stay idle. An all-gather
+    and a reduce-scatter that were not measured, where the all-reduce was: as links carry them, and no less than half.
     """
     constants, node = _protocols(system, by.pattern), system.node
-    if constants is None or by.engine != "cu":
+    if by.engine != "cu":
         return None
+    if constants is None:
+        return _half_of_all_reduce_s(system, received_bytes, by) if by.pattern in HALVES else None
     passes = 2 if by.pattern == "all_reduce" else 1  # both halves of an all-reduce are one collective to the library
     # a GPU keeps its own share
     tensor = np.asarray(received_bytes, float) / passes * node.num_gpus / (node.num_gpus - 1)
@@ -246,6 +251,25 @@ def library_s(system: System, received_bytes: ArrayLike, *, by: TransferMode) ->
     # more CUs than the library takes would stay idle
     fill = np.minimum(_cu_fill(system, active, by) / _cu_fill(system, active, usual), 1.0)
     return np.asarray(moving / fill)
+
+
+def is_measured(system: System, pattern: Pattern) -> bool:
+    """Tell whether a collective inside the node costs what its library was measured to take."""
+    return _protocols(system, pattern) is not None
+
+
+def _half_of_all_reduce_s(system: System, received_bytes: ArrayLike, by: TransferMode) -> Floats | None:
+    """Time [s], after its launch, of a half of an all-reduce over links, and no less than half of the measured whole.
+
+    A library scatters and gathers by the same protocols, steps and kernels, whose time links alone do not hold; None
+    where the all-reduce was not measured either.
+    """
+    received, both = np.asarray(received_bytes, float), replace(by, pattern="all_reduce")
+    whole = library_s(system, 2 * received, by=both)
+    if whole is None:
+        return None
+    half = (np.asarray(setup(system, by=both)) + whole) / 2 - np.asarray(setup(system, by=by))
+    return np.asarray(np.maximum(_carried_s(system, received / (system.node.num_gpus - 1), by), half))
 
 
 def _protocols(system: System, pattern: Pattern) -> Protocols | None:
@@ -268,24 +292,27 @@ def alone(system: System, payload_bytes: ArrayLike, *, by: TransferMode) -> Floa
     measured = library_s(system, received * (2 if by.pattern == "all_reduce" else 1), by=by)
     if measured is not None:  # a library's collective counts as measured
         return np.asarray(np.asarray(setup(system, by=by)) + measured, float)
-    peer_routes, node = routes(system.node, by.pattern), system.node
-    phases = system.gpu.dma.phases if by.engine == "dma" else None
-    passes = 2 if by.pattern == "all_reduce" else 1
-    seconds = np.zeros(())
-    for step in sorted({route.step for route in peer_routes}):
-        copies = [route for route in peer_routes if route.step == step]
-        share = passes * np.asarray(payload_bytes) / node.num_gpus
-        # a kernel serves all peers at once, engines one each
-        at_once = min(len(copies), system.gpu.dma.num_engines) if by.engine == "dma" else len(copies)
-        for start in range(0, len(copies), at_once):
-            active = copies[start : start + at_once]
-            times = [share / rate(system, route, active, by=by).bytes_per_s for route in active]
-            seconds = seconds + np.max(times, axis=0)  # the slowest copy of the round
+    node, phases = system.node, system.gpu.dma.phases if by.engine == "dma" else None
     begin: Any = setup(system, by=by)
     if by.engine == "dma" and phases is not None:
         # a host waits for each copy before it launches the next
         begin = (node.num_gpus - 1) * (phases.control_s + phases.schedule_s + phases.sync_s) + phases.copy_s
-    return np.asarray(begin + seconds, float)
+    passes = 2 if by.pattern == "all_reduce" else 1
+    return np.asarray(begin + _carried_s(system, passes * np.asarray(payload_bytes) / node.num_gpus, by), float)
+
+
+def _carried_s(system: System, share_bytes: ArrayLike, by: TransferMode) -> Floats:
+    """Time [s] in which links carry a share of a tensor over each route of a collective."""
+    peer_routes, seconds = routes(system.node, by.pattern), np.zeros(())
+    for step in sorted({route.step for route in peer_routes}):
+        copies = [route for route in peer_routes if route.step == step]
+        # a kernel serves all peers at once, engines one each
+        at_once = min(len(copies), system.gpu.dma.num_engines) if by.engine == "dma" else len(copies)
+        for start in range(0, len(copies), at_once):
+            active = copies[start : start + at_once]
+            times = [np.asarray(share_bytes) / rate(system, route, active, by=by).bytes_per_s for route in active]
+            seconds = seconds + np.max(times, axis=0)  # the slowest copy of the round
+    return seconds
 
 
 def channel_cus(system: System, channels: ArrayLike, pattern: Pattern) -> NDArray[np.int_]:

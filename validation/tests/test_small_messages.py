@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.physics import Machine
+from dse.config.options import list_options
+from dse.values import put
 from dse_calibration.collectives import cost_of_rows, read_collectives
 from dse_calibration.fit import fit
 from simulators.costs.collective import collective_cost, machine_ring
-from simulators.costs.transfer import TransferMode, alone, library_s, protocol_seconds
+from simulators.costs.transfer import HALVES, TransferMode, alone, library_s, protocol_seconds
 from simulators.hardware.device import Device
-from simulators.hardware.machine import System, tree_of
+from simulators.hardware.machine import System, merged, tree_of
 from simulators.hardware.network import Protocols, SizeRange
 from simulators.hardware.schedule_system import ScheduleSystem
+from tests.support import backend, design, results, shipped
 from validation import amd_tables
 
 MESHES = ("mi300x_8", "mi325x_8", "mi355x_8")
+MI300X = {
+    f"system.{key}": value for key, value in shipped("system")["mi300x_8"].items() if key not in ("sources", "name")
+}
 RANGED = Protocols(
     launch_s=6e-6, ll_step_s=0.1e-6, ll_share=0.3, ll128_step_s=0.6e-6, ll128_share=0.7,
     step_s=1e-6, bytes_per_s=3e11, scaling=1.0, simple_s=4e-5, ll_sizes=SizeRange(from_bytes=1024, below_bytes=2**19),
@@ -95,3 +105,53 @@ def test_rows_of_one_number_of_gpus_leave_the_time_of_a_peer_as_it_was(several: 
     assert fitted.ll_step_s == pytest.approx(2e-6 if several else known.ll_step_s, rel=0.3)
     errors, _ = all_to_alls(table, fitted)
     assert float(np.median(np.abs(errors))) < 0.05
+
+
+@functools.cache
+def connected() -> list[tuple[str, System]]:
+    """Shipped machines whose node has a library of collectives."""
+    machines = {name: Machine.named(name).iterations for name in list_options("system")}
+    several = {name: of for name, of in machines.items() if of is not None and of.node is not None}
+    return [(name, of) for name, of in several.items() if of.node.library and of.node.num_gpus > 1]
+
+
+@pytest.mark.slow
+@given(st.integers(0, 99), st.sampled_from(HALVES), st.integers(1, 4), st.floats(1.0, 1e10))
+def test_a_half_of_an_all_reduce_is_no_cheaper_than_half_where_it_was_not_measured(
+    place: int, pattern: Literal["all_gather", "reduce_scatter"], doublings: int, size: float
+) -> None:
+    name, machine = connected()[place % len(connected())]
+    gpus = min(2**doublings, machine.node.num_gpus * (1 if machine.node.library.network_bytes_per_s is None else 2))
+    measured = machine.node.protocols() if gpus <= machine.node.num_gpus else machine.node.network()
+    if pattern in measured and machine.costs.collective == "library":
+        return
+    ring = machine_ring(machine, gpus)
+    half, whole = (float(collective_cost(kind, "ring", size, ring).seconds) for kind in (pattern, "all_reduce"))
+    assert half >= 0.5 * whole * (1 - 1e-9), (name, gpus)
+
+
+def test_half_of_an_all_reduce_over_links_is_what_links_carry_where_they_bind() -> None:
+    """Large all-gathers of MI300X take longer over links than half of RCCL's all-reduce; short ones do not."""
+    machine = Device.of(tree_of("mi300x_8"))
+    sizes, ring = np.array([2.0**20, 2.0**30]), machine_ring(machine, 8)
+    links = replace(ring, network=None, links=put(machine, "costs.collective", "links"))
+    ours, carried = (collective_cost("all_gather", "ring", sizes, each).seconds for each in (ring, links))
+    assert ours[0] > 1.2 * carried[0]
+    assert ours[1] == carried[1]
+
+
+@pytest.mark.parametrize("rows", [64, 1024, 65536])
+def test_a_schedule_pays_for_an_all_gather_what_it_takes_alone(rows: int) -> None:
+    """Beside no GEMM, over links or as the library: both doors differ by the same time."""
+    by, makespans, alone_s = TransferMode("cu", 56, "all_gather"), list[float](), list[float]()
+    for model in ("library", "links"):
+        costs = {"system.costs": {"gemm": "waves", "collective": model}}
+        sizes = {"workload.operators.gather.rows": rows, "workload.operators.gather.cols": 8192}
+        sizes |= {"workload.operators.gemm.m": rows}
+        point = design("serial", {**MI300X, **costs, "schedule.comm_engine": "cu", **sizes}, pattern="all_gather")
+        (result,) = results(backend("fluid"), [point])
+        makespans.append(float(result.metrics["makespan_s"]))
+        machine = ScheduleSystem.of(merged(tree_of("mi300x_8"), {"costs": costs["system.costs"]}))
+        alone_s.append(float(alone(machine, 2 * rows * 8192, by=by)))
+    assert makespans[0] - makespans[1] == pytest.approx(alone_s[0] - alone_s[1], rel=1e-6, abs=1e-12)
+    assert (alone_s[0] > alone_s[1]) is (rows < 65536)
