@@ -63,6 +63,11 @@ class CommEngineKnobs(ScheduleKnobs):
         return None
 
     @property
+    def signal(self) -> ArrayLike:
+        """Time [s] of the signal that follows each copy by a DMA engine on its stream."""
+        return 0.0
+
+    @property
     def kernel(self) -> ArrayLike | None:
         """Rate of one kernel for all GEMM chunks over the library's; None for a kernel of the library for each."""
         return None

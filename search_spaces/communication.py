@@ -53,7 +53,8 @@ class RouteCopy:
 class Means:
     """A mover of a collective over `routes`, and the transfers of the last step that it was given.
 
-    costs: of GEMM chunks beside it. laws: groups of its transfers. withheld: CUs that no GEMM gets beside it.
+    costs: of GEMM chunks beside it. laws: groups of its transfers. withheld: CUs that no GEMM gets beside it. signal_s:
+    time of the signal after each copy by a DMA engine.
     """
 
     system: System
@@ -62,6 +63,7 @@ class Means:
     costs: ChunkCosts
     laws: LawGroups
     withheld: ArrayLike = 0
+    signal_s: ArrayLike = 0.0
     last_step: list[int] = field(default_factory=list)
     _copies: dict[tuple[int, ...], RouteCopy] = field(default_factory=dict)
 
@@ -82,7 +84,7 @@ class Means:
             pace = rate(self.system, route, active, by=self.mode)
             exclusive_link = len(route.loads) == 1 and "port" not in route.loads
             self._copies[key] = RouteCopy(
-                setup_s=self.setup_s if self.mode.engine == "dma" else 0.0,
+                setup_s=np.asarray(self.setup_s) + self.signal_s if self.mode.engine == "dma" else 0.0,
                 bytes_per_s=pace.bytes_per_s,
                 free_bytes_per_s=rate(self.system, route, active, by=self._free).bytes_per_s,
                 cus=np.asarray(self.mode.cus if self.by_kernels else 0) / len(active),

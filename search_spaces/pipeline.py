@@ -81,7 +81,7 @@ class Pipeline:
         # one kernel, whose cost is of all rows, loses them in every shard
         lost = np.asarray(knobs.lost) * (1 if knobs.kernel is None else self.system.node.num_gpus)
         costs = ChunkCosts(self.system, self.op, mode.engine, knobs.kernel, knobs.tile, lost)
-        self._movers.append(Means(self.system, mode, self.routes, costs, LawGroups(name)))
+        self._movers.append(Means(self.system, mode, self.routes, costs, LawGroups(name), signal_s=knobs.signal))
         return len(self._movers) - 1
 
     def add(self, waiting: list[list[int]], *, keep: int) -> None:

@@ -28,7 +28,7 @@ from pydantic import Field
 
 from dse.space.blocks import Rule
 from dse.values import knob
-from dse.values.units import Integer, Number
+from dse.values.units import Integer, Number, Seconds
 from search_spaces.chunk_costs import tiles_of
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.pipeline import Pipeline
@@ -47,6 +47,8 @@ class SignalledSchedule(CommEngineKnobs):
     kernel_rate: rate of the kernel over the library's best. kernel_tile: rows and columns of C of its workgroups; None
     for the best of the library's. lost_rows: rows in whose time the tiles of each shard get nothing done, where the
     kernel takes shard after shard and reads its weights for each; of a shard of fewer rows, twice its time.
+    signal_s: time that a copy's signal takes after it on the stream of copies, where the next one waits: a fence of the
+    whole system and a write (`cuStreamWriteValue32`).
     staged_sums: with comm_engine=dma, a GPU copies its own shard to those that it gets, and the sum out of there, each
     time after a barrier.
     sender: with comm_engine=cu, a `kernel` on CUs of its own, or the workgroups that compute the `tiles`, which load or
@@ -58,6 +60,7 @@ class SignalledSchedule(CommEngineKnobs):
     kernel_rate: Annotated[Number, Field(gt=0, le=16)] = 1.0
     kernel_tile: tuple[Side, Side] | None = None
     lost_rows: Annotated[Number, Field(ge=0, le=4096)] = 0.0
+    signal_s: Annotated[Seconds, Field(le=1)] = 0.0
     staged_sums: Annotated[bool | None, knob(when={"comm_engine": "dma"}, structural=True)] = False
     sender: Annotated[Literal["kernel", "tiles"] | None, knob(when={"comm_engine": "cu"}, structural=True)] = "kernel"
 
@@ -75,6 +78,11 @@ class SignalledSchedule(CommEngineKnobs):
     def tile(self) -> tuple[int, int] | None:
         """Rows and columns of C that a workgroup of the kernel computes."""
         return self.kernel_tile
+
+    @property
+    def signal(self) -> ArrayLike:
+        """Time of the signal that follows each copy [s]."""
+        return self.signal_s
 
     @property
     def lost(self) -> ArrayLike:

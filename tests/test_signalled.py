@@ -57,6 +57,17 @@ def test_lost_rows_cost_what_they_would_take_and_no_more_than_twice_the_time(sch
     assert full * (1 - 1e-9) <= lossy <= full * min(1 + 8 * rows / 8192, 2) * (1 + 1e-9)
 
 
+@given(signal_s=st.floats(0, 1e-4))
+def test_a_signal_after_each_copy_delays_no_more_than_all_of_them(signal_s: float) -> None:
+    """Seven copies on one stream, each followed by a signal; a short kernel waits for all, a long one for the first."""
+    short = {**SIZES, **GATHER, "workload.operators.gemm.n": 64, "workload.operators.gemm.k": 64}
+    for sizes, most in ((short, 7), ({**SIZES, **GATHER}, 7)):
+        before, after = (makespan("signalled", {**sizes, "schedule.signal_s": each}) for each in (0.0, signal_s))
+        assert before * (1 - 1e-9) <= after <= before + most * signal_s * (1 + 1e-9) + 1e-12
+    before, after = (makespan("signalled", {**short, "schedule.signal_s": each}) for each in (0.0, signal_s))
+    assert after == pytest.approx(before + 7 * signal_s, rel=0.02)
+
+
 @given(rows=st.integers(1, 128))
 def test_tiles_of_a_kernel_are_of_one_shard_each(rows: int) -> None:
     fewer, full = (

@@ -31,7 +31,7 @@ from dse_calibration.overlap_measured.gemm_collective import (
 from validation.left_out import given_folder, report_left_out
 from validation.refits import least, mean_errors
 
-_START = {"collective_calls": 10.0, "lost_rows": 100.0, "overhead_s": 4e-5}
+_START = {"collective_calls": 10.0, "lost_rows": 100.0, "overhead_s": 4e-5, "signal_s": 5e-6}
 """Where the search for a knob begins that several implementations have."""
 _BY = {"GPU": "gpu", "software": "method"}
 

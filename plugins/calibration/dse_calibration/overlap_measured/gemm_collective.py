@@ -4,7 +4,8 @@ A row names GPU, collective, sizes, and the software that overlaps, which is the
 (`gemm_collective.yaml` says which); baseline and overlap are then designs of the overlap backend on the machine of that
 GPU, and nothing knows the row's times but the reading of its sizes: whether n (of a GEMM before a reduction: k) is of
 the whole problem or of one GPU: the reading counts whose predicted baseline is nearer to the measured one, or the whole
-problem where no baseline is given. k before an all-reduce is of one GPU.
+problem where no baseline is given. k before an all-reduce is of one GPU. Rows of `gemm_collective_small.csv`, which
+write AG+GEMM, give the rows m of the shard of a rank, and a GPU that its source does not name as presumed.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ _OPS: Mapping[str, tuple[str, str, Place]] = {
     "gemm_rs": ("reduce_scatter", "k", "after"),
     "GEMM+AR": ("all_reduce", "k", "after"),
 }
+
+
+_ALIASES = {"AG+GEMM": "ag_gemm", "GEMM+RS": "gemm_rs"}
+_OF_RANK = "AG+GEMM"  # whose m is the rows of one rank
+_PRESUMED = " (presumed)"
 
 
 class UnpredictableError(Exception):
@@ -169,6 +175,7 @@ def predict_overlap(
 
     Raises UnpredictableError where it cannot be predicted.
     """
+    row, cells = cells, _plain(cells)
     if reason := _unpredictable(cells):
         raise UnpredictableError(reason)
     names = ("baseline_ms", "overlapped_ms")
@@ -184,7 +191,16 @@ def predict_overlap(
     measured = baseline, overlapped, float(cells["speedup"])
     software = _software(cells)
     assert software is not None
-    return MeasuredOverlap(cells, measured, times[:2], times[2:], _is_fitted(cells), software[1].name)
+    return MeasuredOverlap(row, measured, times[:2], times[2:], _is_fitted(row), software[1].name)
+
+
+def _plain(cells: Mapping[str, str]) -> Mapping[str, str]:
+    """A row by the names of operators and GPUs that are used here, with the rows m of all ranks."""
+    op, plain = cells["op"], {**cells, "gpu": cells["gpu"].removesuffix(_PRESUMED)}
+    rows = whole_number(cells["m"])
+    if op == _OF_RANK and rows is not None:
+        plain["m"] = str(rows * (whole_number(cells["gpus"]) or _NODE))
+    return {**plain, "op": _ALIASES.get(op, op)}
 
 
 def _is_fitted(cells: Mapping[str, str], fits: str | None = None) -> bool:
