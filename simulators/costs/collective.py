@@ -13,7 +13,8 @@ a flag with every word, so half of what it sends is payload, and need not wait f
 Where a node's library has constants of a collective that were fitted to measurements, these count instead
 (`simulators.costs.transfer`); where the machine's model of collectives is `links`, what the library's kernels move
 over the links of the node (`simulators.costs.transfer`), as in schedules. All-gathers and reduce-scatters that were
-not measured take no less than half of an all-reduce of as many bytes, each a half of it. A switch that adds
+not measured take no less than half of an all-reduce of as many bytes, each a half of it; all-reduces across nodes that
+were not, no less than those of the shortest messages on other nodes that were (`_short_sum_s`). A switch that adds
 (`in_switch`) takes 2 steps for an all-reduce, in which a GPU sends (1 + 1/n) S, and 1 otherwise, with S sent for a
 reduce-scatter and S / n for an all-gather; the GPU adds nothing.
 """
@@ -39,7 +40,7 @@ from simulators.costs.transfer import (
     protocol_seconds,
 )
 from simulators.hardware.machine import System
-from simulators.hardware.network import ExpertLibrary, InSwitch, Node, Protocols, SwitchRate
+from simulators.hardware.network import ExpertLibrary, InSwitch, Node, Protocols, ShortSums, SwitchRate
 from simulators.hardware.network import Pattern as LinkPattern
 from simulators.hardware.schedule_system import has_links, links_of
 from simulators.hardware.shared import shared_constants
@@ -62,7 +63,8 @@ class Group:
     links: the machine whose links carry it inside a node, by kernels on the library's CUs, where there are no
     protocols. network_bytes_per_s: of the network that one GPU has in an all-to-all across nodes.
     experts: library of expert parallelism. link_share: share of a GPU's links that lead to the others in its node.
-    errors: factors of drawn errors on the time of an exchange, from it, its group and its time.
+    errors: factors of drawn errors on the time of an exchange, from it, its group and its time. short_sums: what an
+    all-reduce across nodes takes at least that was not measured.
     """
 
     num_gpus: ArrayLike
@@ -80,6 +82,7 @@ class Group:
     link_share: ArrayLike = 1.0
     message_bytes_per_s: ArrayLike | None = None
     errors: Callable[..., Floats] | None = None
+    short_sums: ShortSums | None = None
 
     def switched(self, pattern: Pattern) -> SwitchRate | None:
         """Constants of a collective that the switch computes; None if it does not."""
@@ -181,6 +184,8 @@ def _time_over_links(pattern: Pattern, payload: Floats, group: Group, seconds: F
         nodes = np.asarray(group.num_nodes, float)
         sent = (nodes - 1) / nodes * payload / np.asarray(group.network_bytes_per_s)
         seconds = np.where(leaves, np.maximum(seconds, sent), seconds)
+    if across is None and pattern == "all_reduce" and group.short_sums is not None:
+        seconds = np.where(leaves, np.maximum(seconds, _short_sum_s(group.short_sums, group)), seconds)
     if across is None and pattern in HALVES and np.any(leaves):
         # until it is measured, no less than half of an all-reduce, of twice as many steps and bytes
         whole = _measured("all_reduce", payload, group, 2 * seconds)
@@ -189,6 +194,17 @@ def _time_over_links(pattern: Pattern, payload: Floats, group: Group, seconds: F
         there = protocol_seconds(across, pattern, group.num_gpus, payload, num_nodes=group.num_nodes)
         seconds = np.where(leaves, there, seconds)
     return seconds
+
+
+def _short_sum_s(of: ShortSums, group: Group) -> Floats:
+    """Time [s] of an all-reduce of the shortest message across nodes: launch + 2 (lg N + n / N - 1) step.
+
+    The library sums along a chain in each node and a tree of the N nodes, and sends the sum back (NCCL's trees,
+    `src/graph/trees.cc`); no switch adds between nodes.
+    """
+    nodes = np.maximum(np.asarray(group.num_nodes, float), 1.0)
+    steps = 2 * (np.ceil(np.log2(nodes)) + np.asarray(group.num_gpus, float) / nodes - 1)
+    return np.asarray(np.asarray(of.launch_s) + steps * np.asarray(of.step_s), float)
 
 
 def _in_switch(pattern: Pattern, payload_bytes: ArrayLike, group: Group, *, element_bytes: int) -> CollectiveCost:
@@ -254,7 +270,8 @@ def node_ring(node: Node, gpus: ArrayLike, together: ArrayLike | None = None) ->
     pairs = node.link_bytes_per_s if node.topology in ("mesh", "ring") else None
     one = np.minimum(inside.bytes_per_s, np.inf if pairs is None else pairs)
     message = np.where(nodes > 1, np.minimum(one, network), one)
-    return replace(measured, num_nodes=nodes, network_bytes_per_s=nic, link_share=share, message_bytes_per_s=message)
+    measured = replace(measured, network_bytes_per_s=nic, short_sums=library.network_sums)
+    return replace(measured, num_nodes=nodes, link_share=share, message_bytes_per_s=message)
 
 
 def machine_ring(machine: System, gpus: ArrayLike, together: ArrayLike | None = None) -> Group:

@@ -109,6 +109,13 @@ class Protocols(Grown):
         return self if np.all(factor == 1) else self.model_copy(update={"bytes_per_s": self.bytes_per_s * factor})
 
 
+class ShortSums(Frozen):
+    """Short all-reduces across nodes: launch_s of a call, step_s of a step of chains in nodes and a tree of nodes."""
+
+    launch_s: Duration
+    step_s: Duration
+
+
 class CollectiveLibrary(Grown):
     """Rates that a library of collectives reaches on a node, as its rings use the links.
 
@@ -117,6 +124,7 @@ class CollectiveLibrary(Grown):
     GPU once a ring leaves the node; None if it was not measured. network_nics: a ring of several GPUs of a node goes
     through one NIC, or each GPU through its own. network_latency_s: latency of a step across nodes; None: as inside.
     nic_bytes_per_s: rate of the port of such a NIC, which nothing exceeds that leaves the node; None: not known.
+    network_sums: of all-reduces across nodes that were not measured, which take no less; None: not known.
     link_bytes_per_s: rate of the node's links with which all rates inside it (and in its switch) were measured, and
     with which they grow; None: they stay as they are. mesh_gpus: GPUs of the mesh that its protocols were measured on,
     each with a link to all others; None where a switch joins them. protocols, network: constants of collectives that
@@ -132,6 +140,7 @@ class CollectiveLibrary(Grown):
     network_nics: Annotated[Literal["one", "one_a_gpu"], knob(structural=True)] = "one_a_gpu"
     network_latency_s: Duration | None = None
     nic_bytes_per_s: Bandwidth | None = None
+    network_sums: ShortSums | None = None
     link_bytes_per_s: Bandwidth | None = None
     mesh_gpus: Annotated[Integer | None, knob(structural=True, ge=2, le=1024)] = None
     protocols: Mapping[CollectiveKind, Protocols] | None = None

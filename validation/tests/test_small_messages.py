@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from dse.values import put
 from dse_calibration.collectives import cost_of_rows, read_collectives
 from dse_calibration.fit import fit
 from dse_calibration.overlap_measured.gemm_collective import predict_overlaps
+from dse_serving.measured import Predictor, Row, read_rows
 from simulators.costs.collective import collective_cost, machine_ring
 from simulators.costs.transfer import HALVES, TransferMode, alone, library_s, protocol_seconds
 from simulators.hardware.device import Device
@@ -166,3 +168,37 @@ def test_fused_kernels_on_small_products_lose_as_measured(shared: Callable[[str]
     assert skipped == {"method torch symm_mem fused: no implementation describes it": 9}
     assert float(np.median([abs(row.error) for row in rows])) < 0.2
     assert all(row.right_sign for row in rows)
+
+
+@given(st.integers(2, 64), st.floats(1.0, 1e9))
+def test_sums_across_nodes_take_a_tree_of_them_and_chains_inside(nodes: int, size: float) -> None:
+    """What was not measured across nodes takes the launch and the steps of short messages that were."""
+    machine = Device.of(tree_of("h100_8_ndr"))
+    sums, ring = machine.node.library.network_sums, machine_ring(machine, 8 * nodes)
+    assert sums is not None
+    seconds = float(collective_cost("all_reduce", "tree", size, ring).seconds)
+    assert seconds >= sums.launch_s + 2 * (np.ceil(np.log2(nodes)) + 7) * sums.step_s * (1 - 1e-9)
+    assert all_reduce_s(machine, size) < all_reduce_s(machine, size, 8 * nodes)
+
+
+@pytest.mark.more
+def test_tokens_of_tensor_parallelism_over_two_nodes_take_what_was_measured(shared: Callable[[str], Path]) -> None:
+    """DeepSeek-R1 by SGLang on 2 x 8 H100, one request: no GPU reads sums of another node. Nothing was fitted on it."""
+    data = shared("data")
+    near = next(
+        row
+        for row in read_rows(data, "serving/silicon.csv")
+        if (row.cells["backend"], row.cells["mode"], row.cells["model_path"].rpartition("/")[2])
+        == ("sglang", "agg", "DeepSeek-R1")
+    )
+    of_engine = {"silicon_data_source": "", "system": "h100_sxm", "tp_size": "16", "moe_tp_size": "16"}
+    predictor, errors = Predictor(), []
+    for row in amd_tables.rows_of(data / "serving" / "deepseek_r1_two_nodes.csv"):
+        requests, prompt, tokens = re.findall(r"\d+", row["op"])
+        seconds = [float(number) * 1e-3 for number in re.findall(r"[\d.]+(?= ms)", row["note"])]
+        cells = {"id": row["op"], "isl": prompt, "osl": tokens, "batch_size": requests}
+        point = predictor.predict(Row({**near.cells, **of_engine, **cells}, *seconds))
+        assert point is not None
+        errors.append(point.tpot_error)
+    assert len(errors) == 7
+    assert float(np.median(np.abs(errors))) < 0.15

@@ -64,8 +64,8 @@ class EngineKernels(Frozen):
     """Kernels of serving engines, where they differ from those that the step model was fitted to.
 
     dense, experts: speeds of products. sum_s: latency of an all-reduce in one kernel, in which every GPU reads the
-    partial sums of all others; taken where the library is slower. attention, sums, exchanges, other: times over
-    those of the step model.
+    partial sums of all others, inside a node; taken where the library is slower. attention, sums, exchanges, other:
+    times over those of the step model.
     """
 
     dense: Speeds = Speeds()
@@ -290,9 +290,9 @@ def _columns(step: Iteration, knots: ArrayLike) -> Floats:
     group = step.passes.platform.groups["tp"]
     gpus = np.asarray(group.num_gpus, float)
     rate = np.asarray(group.bytes_per_s, float) * group.link_share  # of a mesh, links to these peers alone
-    # in one kernel a GPU reads the whole tensor of each of the others
+    # in one kernel a GPU reads the whole tensor of each of the others, which no GPU of another node can
     payloads = [part.times * _payload(part.op.work) for part in kinds["sums"]]
-    direct = sum(payloads, np.zeros(())) * (gpus - 1) / rate
+    direct = np.where(np.asarray(group.num_nodes) > 1, np.inf, sum(payloads, np.zeros(())) * (gpus - 1) / rate)
     counts = sum((part.times for part in kinds["sums"]), np.zeros(()))
     dense, experts, sums, exchanges, other = (step.passes.sum(parts) for parts in kinds.values())
     moved = _moved_s(step, [*kinds["dense"], *kinds["experts"], *kinds["rest"]])
