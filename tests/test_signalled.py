@@ -57,6 +57,7 @@ def test_lost_rows_cost_what_they_would_take_and_no_more_than_twice_the_time(sch
     assert full * (1 - 1e-9) <= lossy <= full * min(1 + 8 * rows / 8192, 2) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @given(signal_s=st.floats(0, 1e-4))
 def test_a_signal_after_each_copy_delays_no_more_than_all_of_them(signal_s: float) -> None:
     """Seven copies on one stream, each followed by a signal; a short kernel waits for all, a long one for the first."""

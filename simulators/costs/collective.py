@@ -148,7 +148,7 @@ def collective_cost(
         # the library takes the faster protocol by size
         flags = shared_constants().collective
         seconds = np.minimum(seconds, flags.flag_latency * wait + flags.flag_bytes * serial)
-    seconds = _time_over_links(pattern, payload, group, seconds)
+    seconds = _library_s(pattern, payload, group, seconds)
     # sent bytes are read, as many received ones written, and local operands read
     columns = np.broadcast_arrays(steps + 0 * wire, wire, added / element_bytes, 2 * wire + added, seconds)
     return CollectiveCost(*(np.asarray(column, float) for column in columns))
@@ -165,7 +165,7 @@ def _over_links(machine: System, pattern: LinkPattern, payload: Floats, num_gpus
     return seconds
 
 
-def _time_over_links(pattern: Pattern, payload: Floats, group: Group, seconds: Floats) -> Floats:
+def _library_s(pattern: Pattern, payload: Floats, group: Group, seconds: Floats) -> Floats:
     """Time [s] over links, or by fitted constants where a library has them; `seconds` elsewhere."""
     if pattern == "broadcast":  # no constants are fitted for it
         return seconds
@@ -188,8 +188,8 @@ def _time_over_links(pattern: Pattern, payload: Floats, group: Group, seconds: F
         seconds = np.where(leaves, np.maximum(seconds, _short_sum_s(group.short_sums, group)), seconds)
     if across is None and pattern in HALVES and np.any(leaves):
         # until it is measured, no less than half of an all-reduce, of twice as many steps and bytes
-        whole = _measured("all_reduce", payload, group, 2 * seconds)
-        seconds = np.where(leaves, np.maximum(seconds, whole / 2), seconds)
+        sum_s = _library_s("all_reduce", payload, group, 2 * seconds)
+        seconds = np.where(leaves, np.maximum(seconds, sum_s / 2), seconds)
     if across is not None:
         there = protocol_seconds(across, pattern, group.num_gpus, payload, num_nodes=group.num_nodes)
         seconds = np.where(leaves, there, seconds)
