@@ -56,7 +56,7 @@ COMMANDS = {
             "parallel.split_ctas": "CTAs that add one half of a prompt in the switch while the other computes; 0: off",
             "parallel.pipeline": "gpipe, 1f1b, interleaved, zb_h1, zb_h2, zbv, v_half, v_min or dualpipe",
             "parallel.virtual_stages": "parts of the model on each GPU, of interleaved",
-            "parallel.ends": "embedding and output: `beside` the layers of a stage, or counted as layers",
+            "parallel.ends": "embedding and output: `beside` the layers of a stage, counted as layers, or balanced",
             "parallel.messages": "between stages: waited (for), or `beside` compute",
             "parallel.backward_sums": "of tp in the backward pass: waited (for), or beside_weights (their gradients)",
             "parallel.exchanges": "of experts: waited (for), or hidden by the shared_expert or two_micro_batches",

@@ -30,8 +30,10 @@ class PipelineSchedule(Frozen):
     virtual_stages: parts of the model on each GPU, of `interleaved`. messages: between stages, which the next operator
     waits for, or beside compute. scatter_gather: each GPU of tp sends its share of a message over its own NIC, and the
     receivers gather the shares inside their node (arXiv:2104.04473, section 4.1). ends: embedding and output lie
-    `beside` the layers of the first and the last stage, or count as layers themselves, so that these have one less
-    (`account_for_embedding_in_pipeline_split`, `account_for_loss_in_pipeline_split` of Megatron-LM). backward_sums:
+    `beside` the layers of the first and the last stage; or count as layers themselves, so that these have one less
+    (`account_for_embedding_in_pipeline_split`, `account_for_loss_in_pipeline_split` of Megatron-LM); or stages are
+    balanced, with whole layers placed so that the longest one is the shortest possible
+    (`pipeline_model_parallel_layout`; `simulators.steps.run.stages`). backward_sums:
     of tp in the backward pass, which all waits for, or which run beside gradients of weights
     (`simulators.steps.run.passes`). exchanges: of experts, which all waits for, or which run beside the shared
     expert or the other of two micro-batches; a design that waits for them says nothing of it, so that old designs keep
@@ -42,7 +44,7 @@ class PipelineSchedule(Frozen):
     virtual_stages: Annotated[Integer, Field(ge=1, le=1024)] = 1
     messages: Annotated[Literal["waited", "beside"], knob(structural=True)] = "waited"
     scatter_gather: Annotated[bool, knob(structural=True)] = False
-    ends: Annotated[Literal["beside", "layers"], knob(structural=True)] = "beside"
+    ends: Annotated[Literal["beside", "layers", "balanced"], knob(structural=True)] = "beside"
     backward_sums: Annotated[Literal["waited", "beside_weights"], knob(structural=True)] = "waited"
     exchanges: Annotated[Exchanges, knob(structural=True)] = "waited"
 

@@ -22,7 +22,7 @@ from simulators.steps.operators.experts import TokenExchange
 from simulators.steps.operators.sizes import COPIED, Sizes, elements, product
 from simulators.steps.operators.state_layers import Scan
 from simulators.steps.operators.work import AGAIN, Exchange, Op, Phase, Product, Stream
-from simulators.steps.run.passes import stage_share
+from simulators.steps.run.stages import stage_share
 from simulators.workloads.stored import weight_format
 
 _SUMS = ("all-reduce", "reduce-scatter")

@@ -281,7 +281,7 @@ def memory(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
         per_expert = sum(size / split for size, split in zip(sizes, expert_splits, strict=True)) - bytes_per_weight
         flight, ends = in_flight(passes.parallel, pp, passes.micro_batches)
     # two copies, as the ends differ
-    first, last = ({block.name: passes.share_at_ends(block.count) for block in passes.blocks} for _ in range(2))
+    first, last = ({block.name: passes.share_at_end(end, block.count) for block in passes.blocks} for end in ENDS)
     for name, shares, absent in zip(ENDS, (first, last), (last, first), strict=True):
         if name in shares:
             # of a pipeline, the other end has none

@@ -2,8 +2,9 @@
 
 The busiest stage has layers / pp, rounded up, and embedding or output, whichever is longer. Where both ends count as
 layers (`parallel.ends`), a stage has n = (layers + 2) / pp of all these, rounded up: the busiest one has n layers, or
-one less and an end, whichever is longest (with two stages, both have an end). Compute and the collectives
-of tp are one chain: what follows an all-reduce needs its sum.
+one less and an end, whichever is longest (with two stages, both have an end). Where stages are balanced, it is the
+longest of `simulators.steps.run.stages`. Compute and the collectives of tp are one chain: what follows an all-reduce
+needs its sum.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from simulators.steps.operators.work import (
 from simulators.steps.overlap.expert_exchanges import LayersBeside, OverlappedExchanges
 from simulators.steps.overlap.sites import SitePlace, SiteSchedules, places
 from simulators.steps.overlap.token_splits import beside_sums, hidden_s
+from simulators.steps.run.stages import BalancedStages, balanced_stages, stage_share
 from simulators.steps.spread.pipelines import overlaps
 from simulators.workloads.model import Optimizer, Parallel, Run
 
@@ -39,16 +41,6 @@ Floats = NDArray[np.float64]
 
 ENDS = ("embedding", "output")
 """Blocks of which a stage of a pipeline holds one at most."""
-
-
-def stage_share(count: ArrayLike, pp: ArrayLike) -> Floats:
-    """Share of equal blocks that the busiest of pp stages has: whole blocks, one more than others where pp does not
-    divide their number.
-    """
-    blocks = np.asarray(count, float)
-    with np.errstate(all="ignore"):
-        # a whole number of layers must not become one more by rounding
-        return np.where(blocks > 0, np.ceil(np.round(blocks / np.asarray(pp, float), 9)) / blocks, 1.0)
 
 
 @dataclass(frozen=True)
@@ -81,19 +73,28 @@ class MicroBatch:
     @cached_property
     def parts(self) -> tuple[StageOperator, ...]:
         """Operators of the busiest stage, in order."""
-        ops = [(op, block) for block in self.blocks for op in block.ops]
-        costs = self._costs([op for op, _ in ops])
-        block_seconds: dict[str, Any] = {}
-        for (op, block), cost in zip(ops, costs, strict=True):
-            # time of a block, to find the longer end
-            block_seconds[block.name] = block_seconds.get(block.name, 0.0) + cost.seconds * np.asarray(op.count)
-        shares = self._shares(block_seconds)
+        shares = self._shares(self._block_seconds)
         return tuple(
             StageOperator(
                 op, block, cost, np.asarray(op.count, float) * np.asarray(block.count, float) * shares[block.name]
             )
-            for (op, block), cost in zip(ops, costs, strict=True)
+            for op, block, cost in self._costed
         )
+
+    @cached_property
+    def _costed(self) -> tuple[tuple[Op, ModelBlock, OperatorCost], ...]:
+        """Operators of all blocks with their block and cost."""
+        ops = [(op, block) for block in self.blocks for op in block.ops]
+        costs = self._costs([op for op, _ in ops])
+        return tuple((op, block, cost) for (op, block), cost in zip(ops, costs, strict=True))
+
+    @cached_property
+    def _block_seconds(self) -> dict[str, Any]:
+        """Time of one of each block, to find the longest stage."""
+        seconds: dict[str, Any] = {}
+        for op, block, cost in self._costed:
+            seconds[block.name] = seconds.get(block.name, 0.0) + cost.seconds * np.asarray(op.count)
+        return seconds
 
     def _costs(self, ops: Sequence[Op]) -> list[OperatorCost]:
         """Cost of each operator once; of halves of tokens beside the sums of the other half."""
@@ -167,6 +168,8 @@ class MicroBatch:
         first, last = (seconds.get(name, np.zeros(())) for name in ENDS)
         if self.parallel.ends == "layers":
             return self._shares_with_ends(seconds, first, last)
+        if self.parallel.ends == "balanced":
+            return self._shares_of_balanced()
         shares = {block.name: stage_share(block.count, pp) for block in self.blocks}
         # the stage with the longer of both ends is the busiest
         longer = {"embedding": first > last, "output": first <= last}
@@ -186,19 +189,44 @@ class MicroBatch:
         shares = {block.name: np.where(middle, within, at_end) for block in inner}
         return shares | {name: np.where(pp > 1, ~middle & ends[name], 1.0) for name in ENDS}
 
+    def _shares_of_balanced(self) -> dict[str, Floats]:
+        """The same where stages are balanced."""
+        several, stages = np.asarray(self.parallel.pp, float) > 1, self._balanced
+        within = np.where(several, stages.longest / self._layers, 1.0)
+        shares = {block.name: within for block in self.blocks if block.name not in ENDS}
+        longest = dict(zip(ENDS, (stages.first_is_longest, stages.last_is_longest), strict=True))
+        return shares | {name: np.where(several, longest[name], 1.0) for name in ENDS}
+
+    @cached_property
+    def _balanced(self) -> BalancedStages:
+        """Layers of balanced stages, from the times of one layer on average and of both ends."""
+        seconds = self._block_seconds
+        inner = [block for block in self.blocks if block.name not in ENDS]
+        layers_s = sum((np.asarray(block.count, float) * seconds[block.name] for block in inner), np.zeros(()))
+        first, last = (seconds[name] * self._layers / layers_s for name in ENDS)
+        return balanced_stages(self._layers, first, last, self.parallel.pp)
+
+    @property
+    def _layers(self) -> Floats:
+        """All layers between both ends."""
+        return sum((np.asarray(block.count, float) for block in self.blocks if block.name not in ENDS), np.zeros(()))
+
     @property
     def _shares_of_layers(self) -> Floats:
         """Shares [2] of all layers of a stage without an end, and of one with an end that counts as a layer."""
-        layers = sum((np.asarray(block.count, float) for block in self.blocks if block.name not in ENDS), np.zeros(()))
+        layers = self._layers
         most = np.ceil(np.round((layers + len(ENDS)) / np.asarray(self.parallel.pp, float), 9))
         return np.asarray(np.stack([np.minimum(most, layers), np.clip(most - 1, 0, layers)]) / layers)
 
-    def share_at_ends(self, count: ArrayLike) -> Floats:
-        """Share of equal blocks between both ends that the first and the last stage have."""
+    def share_at_end(self, end: str, count: ArrayLike) -> Floats:
+        """Share of equal blocks between both ends that the stage of one of `ENDS` has."""
         pp = np.asarray(self.parallel.pp, float)
         if self.parallel.ends == "beside":
             return stage_share(count, pp)
-        return np.where(pp > 1, self._shares_of_layers[1], 1.0)
+        if self.parallel.ends == "layers":
+            return np.where(pp > 1, self._shares_of_layers[1], 1.0)
+        stages = dict(zip(ENDS, (self._balanced.first, self._balanced.last), strict=True))
+        return np.where(pp > 1, stages[end] / self._layers, 1.0)
 
     @cached_property
     def counts(self) -> dict[str, Floats]:

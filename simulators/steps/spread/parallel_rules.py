@@ -29,8 +29,9 @@ def parallel_rules(model: Any, run: Run, parallel: Parallel, **others: bool) -> 
     if parallel.pipeline == "dualpipe":
         yield from _dualpipe_rules(run, parallel)
     yield from _shard_rules(run, parallel)
-    if parallel.ends == "layers":
-        rule = "count as layers where a model has both: this one has none"
+    if parallel.ends != "beside":
+        how = "count as layers" if parallel.ends == "layers" else "are balanced against layers"
+        rule = f"{how} where a model has both: this one has none"
         none = not isinstance(model, Transformer) or not model.vocab or bool(model.decoder_layers)
         yield Rule("parallel.ends", none, rule, parallel.ends, way_out="leave it out")
     if parallel.context != "ring":
