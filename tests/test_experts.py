@@ -342,11 +342,17 @@ def test_a_host_that_launches_every_kernel_bounds_a_layer_and_graphs_free_it() -
 def test_what_the_host_waits_for_and_launches_for_each_expert_costs_time_and_a_graph_of_attention_saves_some() -> None:
     seconds = [
         float(of_framework({"kernels.experts": {**ONE_BY_ONE, **change}}).seconds)
-        for change in ({"waits": False, "products": 0}, {"products": 0}, {}, {"graphed": ["attention"]})
+        for change in (
+            {"waits": False, "products": 0},
+            {"products": 0},
+            {},
+            {"graphed": ["attention"]},
+            {"graphed": ["router"]},
+        )
     ]
-    ahead, waiting, one_by_one, graphed = seconds
+    ahead, waiting, one_by_one, graphed, routed = seconds
     assert ahead <= waiting < one_by_one
-    assert graphed < one_by_one
+    assert graphed < routed < one_by_one
 
 
 def test_more_passes_over_the_rows_of_experts_take_longer_around_an_all_to_all_on_both_sides() -> None:
@@ -356,3 +362,28 @@ def test_more_passes_over_the_rows_of_experts_take_longer_around_an_all_to_all_o
         return float(sum(part.spent.seconds for part in parts if "permute" in part.op.name))
 
     assert ordered("library", 2) < ordered("library", 8) <= ordered("all_to_all", 4)
+
+
+def test_biases_and_clamps_of_experts_pass_over_their_rows_where_a_model_and_a_framework_have_them() -> None:
+    passes = {"forward": 6, "backward": 8, "forward_kernels": 2, "backward_kernels": 4}
+    kernels = {"kernels.experts": {"exchange": "all_to_all", "biases": {"all_to_all": passes}, "clamps": passes}}
+
+    def moved(model: Mapping[str, Any], changes: Mapping[str, Any] = kernels) -> dict[tuple[str, str], float]:
+        values = {
+            **LAUNCHED,
+            "run.mode": "training",
+            "kernels.sources": SOURCES,
+            "kernels.host_launch_s": None,
+            **changes,
+        }
+        built = made(values, system="h100_8", kernels="flash", model=small({**EXPERTS, **model}))
+        names = ("expert bias", "expert clamp activation")
+        parts = [part for part in built.passes.parts if part.op.name in names]
+        return {(part.op.name, part.op.phase): float(part.spent.bytes) for part in parts}
+
+    both = moved({"biased": True, "clamped": True})
+    assert len(both) == 4
+    assert both["expert bias", "backward"] == pytest.approx(8 / 6 * both["expert bias", "forward"])
+    # gate and up of 256 numbers against 512 of the hidden state
+    assert both["expert clamp activation", "forward"] == pytest.approx(both["expert bias", "forward"])
+    assert not moved({}) and not moved({"biased": True, "clamped": True}, {"kernels.experts": {"exchange": "hybrid"}})

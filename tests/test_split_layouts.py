@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from simulators.steps.backend import StepBackend
+from simulators.steps.run.stages import balanced_stages
 from simulators.workloads.model_zoo import model_tree
 from tests.iterations import block, made, metrics, step
 
@@ -50,6 +53,51 @@ def test_126_layers_divide_into_64_virtual_stages_with_both_ends() -> None:
     counted, beside = (of({**values, "parallel.ends": ends}) for ends in ("layers", "beside"))
     assert counted["iteration_s"] < beside["iteration_s"] and counted["memory_bytes"] < beside["memory_bytes"]
     assert broken({"parallel.ends": "layers", "parallel.pp": 2, "model.vocab": 0}) == {"parallel.ends"}
+
+
+def longest(sizes: tuple[int, ...], ends: tuple[float, float]) -> float:
+    """Time of the longest stage, over that of a layer."""
+    return max((sizes[0] + ends[0], *sizes[1:-1], sizes[-1] + ends[1]))
+
+
+@given(
+    layers=st.integers(1, 9),
+    pp=st.integers(2, 4),
+    ends=st.tuples(st.sampled_from([0.0, 0.05, 0.5, 1.0]), st.sampled_from([0.0, 0.3, 1.0, 2.3, 12.0])),
+)
+def test_balanced_stages_are_the_best_of_all(layers: int, pp: int, ends: tuple[float, float]) -> None:
+    """No other placing of whole layers has a shorter longest stage, and layers are neither lost nor invented."""
+    every = (sizes for sizes in itertools.product(range(layers + 1), repeat=pp) if sum(sizes) == layers)
+    best = min(longest(sizes, ends) for sizes in every)
+    placed = balanced_stages(layers, *ends, pp)
+    has = ends[0] * placed.first_is_longest + ends[1] * placed.last_is_longest
+    assert float(placed.longest + has) == pytest.approx(best)
+    assert not (placed.first_is_longest and placed.last_is_longest)
+    assert placed.first + ends[0] <= best + 1e-9 and placed.last + ends[1] <= best + 1e-9
+    assert 0 <= layers - float(placed.first + placed.last) <= (pp - 2) * (best + 1e-9)
+
+
+def test_layers_of_several_designs_are_balanced_at_once() -> None:
+    pp, output = np.array([2, 4, 16]), np.array([1.0, 1.6, 2.3])
+    together = balanced_stages(61, 0.05, output, pp)
+    for at in range(3):
+        alone = balanced_stages(61, 0.05, output[at], pp[at])
+        assert (together.longest[at], together.first[at], together.last[at]) == (alone.longest, alone.first, alone.last)
+
+
+def test_a_published_layout_is_balanced() -> None:
+    """Kimi K2 on 4 stages: 16 layers of three, 13 and the loss of the last (Megatron-Bridge, kimi_k2.py)."""
+    placed = balanced_stages(61, 0.05, 2.3, 4)
+    assert (float(placed.longest), float(placed.first), float(placed.last)) == (16, 16, 13)
+
+
+def test_balanced_stages_take_no_longer_than_others_and_keep_a_single_one() -> None:
+    values: dict[str, Any] = {"parallel.pp": 4, "run.micro_batches": 8, "model.layers": 30}
+    times = {ends: of({**values, "parallel.ends": ends})["iteration_s"] for ends in ("balanced", "layers", "beside")}
+    assert times["balanced"] == min(times.values())
+    alone = [of({**values, "parallel.pp": 1, "parallel.ends": ends})["iteration_s"] for ends in ("balanced", "beside")]
+    assert alone[0] == alone[1]
+    assert broken({"parallel.ends": "balanced", "parallel.pp": 2, "model.vocab": 0}) == {"parallel.ends"}
 
 
 # Sequences

@@ -194,8 +194,13 @@ def _degree(row: Mapping[str, str], column: str) -> int:
 
 
 def _kernels(chosen: Mapping[str, Any], row: Mapping[str, str]) -> str:
-    """Name of the kernels of a row: those of the table, or of the release that its container has."""
-    return str(chosen.get("kernels_by_container", {}).get(row.get("container"), chosen["kernels"]))
+    """Name of the kernels of a row: those of the table, or of the software that its cells have."""
+    other = (
+        software["kernels"]
+        for software in chosen.get("software", ())
+        if matches({name: cells for name, cells in software.items() if name != "kernels"}, row)
+    )
+    return str(next(other, chosen["kernels"]))
 
 
 def _system(chosen: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -21,9 +21,10 @@ distribution of concentration a have c^2 = (E - 1) / (a E + 1) (derived).
 
 from __future__ import annotations
 
+from collections.abc import Generator, Mapping
 from math import comb
 from statistics import NormalDist
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -46,7 +47,9 @@ class MixtureOfExperts(Grown):
     of them, None for expert_ffn. dense_layers: first layers of the model that have one feed-forward layer instead, of
     width model.ffn. imbalance: coefficient of variation of the tokens that
     experts get by the router's preferences; 0: all are as likely, and few tokens still fall unevenly.
-    expert_hidden: width of what experts read and write, computed from the activations and back (None: these).
+    expert_hidden: width of what experts read and write, computed from the activations and back (None: these). biased:
+    whether a bias is added to what an expert writes; clamped: whether activations are cut to a range (gpt-oss; None:
+    not).
     """
 
     experts: Width
@@ -59,6 +62,8 @@ class MixtureOfExperts(Grown):
     dense_layers: Annotated[Integer, Field(ge=0, le=2**20)] = 0
     imbalance: Annotated[Number, Field(ge=0, le=1e3)] = 0.0
     expert_hidden: Width | None = None
+    biased: Annotated[bool | None, knob(structural=True)] = None
+    clamped: Annotated[bool | None, knob(structural=True)] = None
 
     @property
     def picked_groups(self) -> tuple[int, int]:
@@ -103,6 +108,15 @@ class MixtureOfExperts(Grown):
 ExpertExchange = Literal["library", "all_to_all", "hybrid"]
 
 
+class RowPasses(Frozen):
+    """Passes over rows of experts, in tensors of 16 bits, of kernels beside their products, and their launches."""
+
+    forward: Annotated[Number, Field(ge=0, le=100)]
+    backward: Annotated[Number, Field(ge=0, le=100)]
+    forward_kernels: Annotated[Number, Field(ge=0, le=100)]
+    backward_kernels: Annotated[Number, Field(ge=0, le=100)]
+
+
 class ExpertKernels(Frozen):
     """Kernels of a framework around the grouped GEMMs of experts, and launches for them.
 
@@ -115,7 +129,10 @@ class ExpertKernels(Frozen):
     whether tokens are cast before their dispatch, and not again for the first product of their experts. waits: whether
     the host waits for the counts of tokens before it launches experts (dropless), so that it is not ahead of its GPU.
     graphed: parts of a layer that are replayed as a graph, and take no launches: attention with the router, layers of
-    attention alone or with a state, and the router of layers of experts alone.
+    attention alone or with a state, and the router alone. biases: how the biases of experts are added, by exchange,
+    which says in which format probabilities come, with launches for each expert; clamps: passes over what the first
+    products write, to cut it to a range before the activation. None where one kernel has them: such a design says
+    nothing of them, so that old designs keep their keys.
     """
 
     exchange: Annotated[ExpertExchange, knob(structural=True)] = "library"
@@ -128,6 +145,12 @@ class ExpertKernels(Frozen):
     cast_first: Annotated[bool, knob(structural=True)] = True
     waits: Annotated[bool, knob(structural=True)] = False
     graphed: Annotated[tuple[Literal["attention", "router", "state"], ...], knob(structural=True)] = ()
+    biases: Annotated[Mapping[ExpertExchange, RowPasses] | None, knob(structural=True)] = None
+    clamps: Annotated[RowPasses | None, knob(structural=True)] = None
+
+    def __iter__(self) -> Generator[tuple[str, Any], None, None]:
+        """Iterate over the fields that are not None."""
+        yield from ((name, value) for name, value in super().__iter__() if value is not None)
 
 
 class Indexer(Frozen):

@@ -25,7 +25,8 @@ F_e / e, and add their parts after the products.
 What a framework adds (`kernels.experts`): passes over the N rows beside the products, each way; kernels that pick
 experts; launches for each expert by a host that waits for the counts of tokens (`simulators.steps.run.iteration`); and
 how tokens travel: as above, as k copies of each token in an all-to-all, or once to each node by the NIC beside once to
-each GPU over its links.
+each GPU over its links; and passes that add biases after the second products, or cut outputs of the
+first ones to a range.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from simulators.costs.algorithms import Pattern
 from simulators.costs.collective import Group, collective_cost
 from simulators.costs.expert_exchange import Direction, RoutedTokens, exchange_seconds
 from simulators.steps.operators.sizes import Sizes, gather_tokens, product, reduce_partial_sums, stream
-from simulators.steps.operators.work import Exchange, Op, Product, Stream
+from simulators.steps.operators.work import Exchange, Op, Phase, Product, Stream
 from simulators.workloads.experts import ExpertExchange, ExpertKernels, MixtureOfExperts, distinct_places
 from simulators.workloads.stored import Part
 
@@ -199,10 +200,46 @@ def _experts(sizes: Sizes, routing: _TokenRouting) -> Iterator[Op]:
     launches = np.asarray(kernels.products) * routing.local
     yield Op("permute", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
     yield Op("expert fc1", "fc", "forward", Product(wide, rows_each, hidden, **parts), launches=launches)
+    yield from _row_passes(sizes, routing, EXPERT_CLAMP)
     gated = sizes.gate * routing.width * routing.rows
     yield stream(sizes, "expert activation", "activation", sizes.kernels.activation, gated)
     yield Op("expert fc2", "fc", "forward", Product(hidden, rows_each, routing.width, **parts), launches=launches)
+    yield from _row_passes(sizes, routing, EXPERT_BIAS)
     yield Op("unpermute", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
+
+
+EXPERT_BIAS, EXPERT_CLAMP = "expert bias", "expert clamp activation"
+"""Names of what adds the biases of experts, and of what cuts activations to a range."""
+
+
+def _row_passes(sizes: Sizes, routing: _TokenRouting, name: str, phase: Phase = "forward") -> Iterator[Op]:
+    """What adds the biases of the second products, or cuts outputs of the first ones; nothing where a model has none.
+
+    A framework multiplies each row's probability by the bias of its expert and adds that, expert by expert, then joins
+    the parts (TEGroupedMLP._apply_bias of Megatron-Core); it cuts both halves of a gated product, and joins them
+    (weighted_bias_quick_geglu_impl).
+    """
+    kernels, moe = _kernels(sizes), _moe(sizes)
+    if name == EXPERT_BIAS:
+        asked, passes = moe.biased, (kernels.biases or {}).get(kernels.exchange)
+        width, count = _expert_hidden(sizes), routing.local
+    else:
+        asked, passes = moe.clamped, kernels.clamps
+        width, count = routing.width * (2 if sizes.model.gated else 1), np.ones(())
+    if not asked or passes is None:
+        return
+    times, launched = (passes.forward, passes.forward_kernels)
+    if phase == "backward":
+        times, launched = (passes.backward, passes.backward_kernels)
+    moved = np.asarray(times, float) * sizes.element * routing.rows * width
+    yield Op(name, "activation", phase, Stream(moved, kernels=np.asarray(launched, float) * count))
+
+
+def gradients_of_rows(sizes: Sizes, name: str) -> Stream:
+    """Gradients of what adds biases of experts (rows, biases, probabilities), or of what cuts activations."""
+    (op,) = _row_passes(sizes, _routing(sizes), name, "backward")
+    assert isinstance(op.work, Stream)
+    return op.work
 
 
 def _shared(sizes: Sizes) -> Iterator[Op]:

@@ -464,17 +464,21 @@ class Iteration:
         return np.asarray(turns + ends + self.host_s)
 
 
-def _replayed(parts: Sequence[StageOperator], graphed: Sequence[str]) -> Sequence[StageOperator]:
-    """Operators of a pass of a layer that a graph replays: attention and router, on one side of both exchanges.
+_ROUTED = ("router", "routing")
+"""Operators that pick experts, forward and back."""
 
-    A layer of attention alone, or with a state, is replayed whole.
+
+def _replayed(parts: Sequence[StageOperator], graphed: Sequence[str]) -> Sequence[StageOperator]:
+    """Operators of a pass of a layer that a graph replays: attention and router, on one side of both exchanges, or the
+    router alone. A layer of attention alone, or with a state, is replayed whole.
     """
     moved = [place for place, part in enumerate(parts) if isinstance(part.op.work, TokenExchange)]
     kinds = {part.op.kind for part in parts}
     scanned = any(isinstance(part.op.work, Scan) for part in parts)
     graph = "state" if scanned else "attention" if "attention" in kinds else "router"
     if graph not in graphed:
-        return ()
+        routed = [part for part in parts if part.op.name.startswith(_ROUTED)] if graph == "attention" else []
+        return routed if "router" in graphed else ()
     if not moved:
         return parts if graph != "router" and "fc" not in kinds else ()
     return parts[: moved[0]] if parts[0].forward else parts[moved[-1] + 1 :]

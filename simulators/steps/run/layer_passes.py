@@ -18,7 +18,7 @@ import numpy as np
 
 from simulators.costs.algorithms import Pattern
 from simulators.steps.operators.context_parallel import PartialSum, RingPass
-from simulators.steps.operators.experts import TokenExchange
+from simulators.steps.operators.experts import EXPERT_BIAS, EXPERT_CLAMP, TokenExchange, gradients_of_rows
 from simulators.steps.operators.sizes import COPIED, Sizes, elements, product
 from simulators.steps.operators.state_layers import Scan
 from simulators.steps.operators.work import AGAIN, Exchange, Op, Phase, Product, Stream
@@ -214,6 +214,8 @@ def _streamed_back(sizes: Sizes, op: Op) -> Stream:
         known = sizes.kernels.flash_backward_share
         share = op.work.share_of_peak if known is None else known
         return replace(op.work, bytes=moved, flop=np.asarray(op.work.flop) * _FLASH_BACKWARD, share_of_peak=share)
+    if op.name in (EXPERT_BIAS, EXPERT_CLAMP):
+        return gradients_of_rows(sizes, op.name)
     if op.work.like in ("rotary", "add") or op.name.startswith(COPIED):
         return op.work  # as much back as forward
     kernels = sizes.kernels
