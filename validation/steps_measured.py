@@ -1,6 +1,7 @@
 """Measured training steps held against predictions: `python -m validation.steps_measured [--data DIR] [--json]`.
 
-Tables: GPT on one to eight A100 (Megatron-DeepSpeed; below DIR), Llama 3 on 64 and 256 H100 (FSDP and tp; below DIR),
+Tables: GPT on one to eight A100 (Megatron-DeepSpeed; below DIR), Llama 3 on 64 and 256 H100 (FSDP and tp; below DIR)
+and on 8 H100 (FSDP and cp; below DIR),
 published throughput of GPT on 8 to 3,072 A100 (`conf/data/training_throughput.csv`), and tables of NVIDIA on H100 to
 GB300 (`validation.published_tables`; below DIR). `steps_measured.yaml` says of which designs these are, and on which
 rows a constant was fitted; those are left out of the errors.
@@ -161,6 +162,23 @@ def async_tp(file: Path, what: str = BASELINE) -> Iterator[Step]:
         yield Step(table, f"{row['model']} {row['precision']}", design, seconds, facts)
 
 
+def context_parallel(file: Path) -> Iterator[Step]:
+    """Steps of Llama 3.1 by FSDP, with sequences split over GPUs."""
+    chosen = settings()["context_parallel"]
+    lines = _lines(file)
+    columns = next(lines)
+    for cells in lines:
+        row = dict(zip(columns, cells, strict=True))
+        dp, cp = (int(degree) for degree in re.findall(r"(?:FSDP|CP)(\d+)", row["parallel"]))
+        batch, length = int(row["local_batch"]), int(row["seq_len"])
+        run = {"batch": batch, "micro_batches": 1, "sequence_length": length}
+        run |= {"products": chosen["products"][row["precision"]]}
+        design = _design(chosen, model_tree(chosen["models"][row["model"]]), run=run, parallel={"dp": dp, "cp": cp})
+        facts = {"cp": cp, "dp": dp, "model": row["model"], "precision": row["precision"]}
+        name = f"{row['model']} cp {cp}, {length} tokens"
+        yield Step("FSDP and cp, H100", name, design, batch * length / (cp * float(row["value"])), facts)
+
+
 @dataclass(frozen=True)
 class OverlappedStep:
     """A measured step without and with schedules of its sites."""
@@ -205,6 +223,7 @@ def steps_of(name: str, data: Path) -> list[Step]:
 _READERS: Mapping[str, Callable[[Path], Iterator[Step]]] = {
     "megatron_deepspeed": megatron_deepspeed,
     "async_tp": async_tp,
+    "context_parallel": context_parallel,
 }
 """Name of a table in the settings -> what reads its steps."""
 

@@ -19,7 +19,7 @@ from dse.values.units import Integer, Number, Seconds
 from simulators.hardware.parts import Precision, SourcedValue
 from simulators.workloads.experts import ExpertKernels, LatentAttention, MixtureOfExperts
 from simulators.workloads.sequence_lengths import PassTokens
-from simulators.workloads.spreading import PipelineSchedule, ShardedData
+from simulators.workloads.spreading import PipelineSchedule, RingSums, ShardedData
 from simulators.workloads.state_layers import LayerKind, StateLayers
 from simulators.workloads.stored import FormatUse, Stored, WeightFormat, format_names, weight_format
 
@@ -434,7 +434,7 @@ class TileCasts(Frozen):
         return {str(name): passes for name, passes in self.largest.items()}.get(precision or "", 0.0)
 
 
-_LATER_KERNELS = ("tile_casts", "experts", "flash_backward_share", "host_sequence_s")
+_LATER_KERNELS = ("tile_casts", "experts", "flash_backward_share", "host_sequence_s", "ring")
 
 
 class Kernels(SourcedValue):
@@ -456,6 +456,7 @@ class Kernels(SourcedValue):
     host_sequence_s: on each sequence between two steps of inference (scheduler, sampler), graphs or not. graphs: modes
     of a step whose kernels are replayed as one graph, so that the host is not waited for; a design without them says
     nothing of it. experts: of layers with experts; None for one pass in order, and no more launches than operators.
+    ring: sums of parts of attention; None for one kernel, which keys of fewer heads go to.
     """
 
     name: str
@@ -481,6 +482,7 @@ class Kernels(SourcedValue):
     host_sequence_s: Seconds | None = None
     graphs: Annotated[tuple[Literal["training", "prefill", "decode"], ...], knob(structural=True)] = ()
     experts: ExpertKernels | None = None
+    ring: RingSums | None = None
 
     def share_of(self, precision: str) -> ArrayLike:
         """Rate of products at a precision over that of the machine's GEMMs; blocks have that of their elements."""

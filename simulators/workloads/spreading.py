@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from dse.values import Frozen, knob
-from dse.values.units import Integer
+from dse.values.units import Integer, Number
 
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zb_h1", "zb_h2", "zbv", "v_half", "v_min", "dualpipe"]
 """Schedules of a pipeline: GPipe (arXiv:1811.06965); one forward, one backward in turn, and that of several virtual
@@ -52,6 +52,23 @@ class PipelineSchedule(Frozen):
     def held_stages(self) -> int:
         """Stages whose weights a GPU holds beside virtual ones: two where micro-batches come from both ends."""
         return 2 if self.pipeline == "dualpipe" else 1
+
+
+class RingSums(Frozen):
+    """Bytes that a framework moves to add what one part of a ring gives to those before it (`Kernels.ring`).
+
+    outputs, keys: forward, for each number of attention's outputs, and of keys and values; output_gradients,
+    key_gradients: in the backward pass. kernels, gradient_kernels: launched for each part. repeated: whether keys and
+    values are copied for each head of queries before they go round.
+    """
+
+    outputs: Annotated[Number, Field(ge=0, le=1e3)]
+    keys: Annotated[Number, Field(ge=0, le=1e3)]
+    output_gradients: Annotated[Number, Field(ge=0, le=1e3)]
+    key_gradients: Annotated[Number, Field(ge=0, le=1e3)]
+    kernels: Annotated[Number, Field(ge=0, le=1e3)]
+    gradient_kernels: Annotated[Number, Field(ge=0, le=1e3)]
+    repeated: Annotated[bool, knob(structural=True)] = False
 
 
 class ShardedData(Frozen):

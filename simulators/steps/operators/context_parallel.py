@@ -10,6 +10,8 @@ pass and in the backward pass, where gradients of keys and values go along (twic
 kernel of its own, which reads the queries again. Outputs of a part, n numbers, are added to those before it with their
 weights of the softmax: a kernel reads the sum in fp32 and the part, and writes the sum, (4 + 4 + e) n bytes for numbers
 of e bytes; so are gradients of queries, keys and values (derived from the recurrence of arXiv:2310.01889, equation 4).
+A framework that does so in several kernels says what these move (`kernels.ring`), and whether keys of fewer heads are
+copied for every head of queries first, so that messages are larger.
 
 With all-to-alls (DeepSpeed-Ulysses, arXiv:2309.14509) a GPU gets the queries, keys and values of all tokens of its
 share of the heads, and gives back their outputs; keys of fewer heads than GPUs are copied. Both wait, in either pass.
@@ -46,14 +48,17 @@ class RingPass(Exchange):
 
 @dataclass(frozen=True)
 class PartialSum(Stream):
-    """The sum of what one part of the ring gives and of those before it. back_bytes: of its gradients."""
+    """The sum of what one part of the ring gives and of those before it. back_bytes: of its gradients, by so many
+    kernels.
+    """
 
     back_bytes: ArrayLike = 0.0
+    back_kernels: ArrayLike = 2.0
 
     @property
     def backward(self) -> Stream:
         """The sums of gradients of queries, and of keys and values."""
-        return Stream(self.back_bytes, kernels=2)
+        return Stream(self.back_bytes, kernels=self.back_kernels)
 
 
 def parts_of_ring(sizes: Sizes) -> Any:
@@ -63,10 +68,15 @@ def parts_of_ring(sizes: Sizes) -> Any:
 
 def sum_parts(sizes: Sizes, outputs: ArrayLike, keys: ArrayLike, *, name: str) -> Iterator[Op]:
     """Sums of the outputs of parts, `outputs` numbers of each token, with as many gradients, and those of `keys`."""
-    cp = sizes.parallel.cp
+    cp, known = sizes.parallel.cp, sizes.kernels.ring
     if cp > 1 and not by_heads(sizes):
-        moved = (2 * _FP32 + sizes.element) * sizes.tokens  # for a number of each token
-        summed = PartialSum(moved * np.asarray(outputs), back_bytes=moved * (np.asarray(outputs) + np.asarray(keys)))
+        results, inputs = (sizes.tokens * np.asarray(numbers, float) for numbers in (outputs, keys))
+        moved = float(2 * _FP32 + sizes.element)  # for a number of each token
+        summed = PartialSum(moved * results, back_bytes=moved * (results + inputs))
+        if known is not None:
+            back = known.output_gradients * results + known.key_gradients * inputs * _copies(sizes)
+            forward = known.outputs * results + known.keys * inputs * _copies(sizes)
+            summed = PartialSum(forward, kernels=known.kernels, back_bytes=back, back_kernels=known.gradient_kernels)
         yield Op(f"{name}sum of parts", "attention", "forward", summed, cp - 1.0)
 
 
@@ -74,9 +84,16 @@ def ring_pass(sizes: Sizes, numbers: ArrayLike, *, name: str) -> Iterator[Op]:
     """Messages of keys and values, `numbers` of each token; none where a sequence is not split."""
     cp = sizes.parallel.cp
     if cp > 1 and not by_heads(sizes):  # one GPU has all keys
-        payload = sizes.element * sizes.tokens * np.asarray(numbers, float)
+        payload = sizes.element * sizes.tokens * np.asarray(numbers, float) * _copies(sizes)
         # its own part need not be sent
         yield Op(f"{name}ring", "attention", "forward", RingPass("send_recv", payload, "cp", parts=cp), cp - 1.0)
+
+
+def _copies(sizes: Sizes) -> Any:
+    """Heads of queries that each head of keys is copied for before keys go round; 1 where it is not."""
+    ring = sizes.kernels.ring
+    latent = sizes.model.latent is not None  # every head has keys of its own
+    return sizes.heads / sizes.kv_heads if ring is not None and ring.repeated and not latent else 1.0
 
 
 def by_heads(sizes: Sizes) -> bool:
