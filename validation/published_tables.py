@@ -25,7 +25,7 @@ from validation.amd_tables import fitted as fitted_row
 from validation.amd_tables import matches, rows_of
 from validation.measured_step import Step, settings, summary
 
-TABLES = ("megatron_bridge", "nemo", "amd_training")
+TABLES = ("megatron_bridge", "nemo", "amd_training", "amd_lora")
 _ABSENT = ("", "n/a", "0")
 
 

@@ -144,7 +144,7 @@ def _rates(design: StepDesign) -> dict[str, ArrayLike]:
     rates = [np.asarray(chip.flop_per_s, float) for chip in chips]
     # some kernels are fitted above the peak, power may sustain less, and a framework's products more
     limits = [np.minimum(np.maximum(1.0, chip.compute), chip.sustained) for chip in chips]
-    shares = [np.maximum(1.0, design.kernels.share_of(precision)) for precision in precisions]
+    shares = [np.maximum(1.0, design.kernels.share_of(precision, design.system.gpu.name)) for precision in precisions]
     sustained = [math.prod(factors) for factors in zip(rates, limits, shares, strict=True)]
     return {"peak": functools.reduce(np.maximum, rates), "ceiling": functools.reduce(np.maximum, sustained)}
 

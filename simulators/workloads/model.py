@@ -434,7 +434,7 @@ class TileCasts(Frozen):
         return {str(name): passes for name, passes in self.largest.items()}.get(precision or "", 0.0)
 
 
-_LATER_KERNELS = ("tile_casts", "experts", "flash_backward_share", "host_sequence_s", "ring")
+_LATER_KERNELS = ("tile_casts", "experts", "flash_backward_share", "host_sequence_s", "ring", "gpu_product_share")
 
 
 class Kernels(SourcedValue):
@@ -443,10 +443,11 @@ class Kernels(SourcedValue):
     flash_share_of_peak: share of the peak rate reached by attention in one kernel, which never writes the scores; None
     for three kernels; flash_backward_share: that of its backward pass, None for the same. keys_read: keys and values of
     a decode step are read once by all heads that share them, or by each of these, but for the first from the last-level
-    cache. product_share: rate of products over that of the machine's GEMMs by precision, in steps of this software.
-    What follows is None where there is none of it. loss: passes over logits, where they are not those of softmax.
-    transposes: passes over tensors of tokens x width that attention copies into another order. gradient_passes: over
-    gradients, to add those of a micro- batch to those before. token_copies: over the whole tensor, to put its tokens in
+    cache. product_share: rate of products over that of the machine's GEMMs by precision, in steps of this software;
+    gpu_product_share: of GPUs measured apart, by name. What follows is None where there is none of it. loss: passes
+    over logits, where they are not those of softmax. transposes: passes over tensors of tokens x width that attention
+    copies into another order. gradient_passes: over gradients, to add those of a micro- batch to those before.
+    token_copies: over the whole tensor, to put its tokens in
     order after each all-gather and before each reduce-scatter of sequence parallelism. casts: of inputs of a linear
     layer, and of the gradient of its output, into the format of `run.products`. tile_casts: the same by tiles; a design
     without them says nothing of it, so that old designs keep their keys. shard_copies: over weights that dp splits,
@@ -468,6 +469,7 @@ class Kernels(SourcedValue):
     flash_backward_share: Annotated[Share | None, knob(structural=True)] = None
     keys_read: Annotated[Literal["once", "per_head"], knob(structural=True)] = "once"
     product_share: Mapping[Precision, Annotated[Number, Field(gt=0, le=4)]] = {}
+    gpu_product_share: Mapping[str, Mapping[Precision, Annotated[Number, Field(gt=0, le=4)]]] | None = None
     batched: BatchedGemmRates
     loss: Passes | None = None
     transposes: Annotated[Passes | None, knob(structural=True)] = None
@@ -484,10 +486,10 @@ class Kernels(SourcedValue):
     experts: ExpertKernels | None = None
     ring: RingSums | None = None
 
-    def share_of(self, precision: str) -> ArrayLike:
-        """Rate of products at a precision over that of the machine's GEMMs; blocks have that of their elements."""
-        elements = precision.removesuffix("_block")
-        return {str(name): share for name, share in self.product_share.items()}.get(elements, 1.0)
+    def share_of(self, precision: str, gpu: str) -> ArrayLike:
+        """Rate of products at a precision over that of a GPU's GEMMs; blocks have that of their elements."""
+        shares = {**self.product_share, **(self.gpu_product_share or {}).get(gpu, {})}
+        return {str(name): share for name, share in shares.items()}.get(precision.removesuffix("_block"), 1.0)
 
     def __iter__(self) -> Generator[tuple[str, Any], None, None]:
         """Iterate over the fields; those that came later only where they are given: old designs keep their keys."""

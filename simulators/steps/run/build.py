@@ -82,7 +82,7 @@ def _platform(design: StepDesign, precision: str, clock: ArrayLike) -> Platform:
     """The GPU at a precision and a clock, and its groups."""
     system = design.system
     chip = FittedGemms.of(system, precision).at_clock(clock)
-    gemms = gemms_of(system, precision, clock=clock, share=design.kernels.share_of(precision))
+    gemms = gemms_of(system, precision, clock=clock, share=design.kernels.share_of(precision, system.gpu.name))
     at = groups(system, design.parallel)
     streaming, sharing = streaming_rates(design), Sharing.of(system.gpu)
     return Platform(chip, gemms, at, design.kernels.batched, streaming=streaming, sharing=sharing)
