@@ -14,6 +14,7 @@ from simulators.steps.backend import StepBackend
 from simulators.steps.run.stages import balanced_stages
 from simulators.workloads.model_zoo import model_tree
 from tests.iterations import block, made, metrics, step
+from tests.support import shipped
 
 ROOMY = {"run.mode": "training", "run.precision": "bf16", "run.sequence_length": 4096, "run.batch": 1}
 PARTS: dict[str, Any] = {"system": "h100_8_ndr", "kernels": "flash"}
@@ -115,6 +116,23 @@ def test_heads_move_twice_each_way_and_compute_what_a_ring_does(cp: int, length:
     ring, exchanged = (of({**values, "parallel.context": how}) for how in ("ring", "all_to_all"))
     assert exchanged["flop"] == pytest.approx(ring["flop"])
     assert exchanged["memory_bytes"] == ring["memory_bytes"]
+
+
+def test_a_framework_adds_parts_of_a_ring_with_kernels_of_its_own_and_may_copy_keys_first() -> None:
+    cp, length, heads, kv_heads, head = 4, 65_536, 32, 8, 128
+    ring = {"outputs": 30, "keys": 4, "output_gradients": 12, "key_gradients": 20, "kernels": 5, "gradient_kernels": 6}
+    values = {**ROOMY, "parallel.cp": cp, "run.sequence_length": length}
+    sources = {**shipped("kernels")["flash"]["sources"], "ring": {"provenance": "derived", "source": "made up"}}
+    moved: dict[bool, dict[str, Any]] = {}
+    for repeated in (False, True):
+        how = {**values, "kernels.ring": {**ring, "repeated": repeated}, "kernels.sources": sources}
+        moved[repeated] = {part.op.name: part for part in made(how, model=LLAMA, **PARTS).passes.parts}
+    tokens = length / cp
+    for repeated, parts in moved.items():
+        keys = 2 * head * (heads if repeated else kv_heads)
+        assert float(parts["sum of parts"].spent.bytes) == tokens * (30 * heads * head + 4 * keys)
+        assert float(parts["sum of parts backward"].spent.bytes) == tokens * (12 * heads * head + 20 * keys)
+        assert parts["ring"].op.work.payload_bytes == 2 * tokens * keys
 
 
 @pytest.mark.parametrize("length", [4096, 65_536])

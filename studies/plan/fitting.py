@@ -42,13 +42,14 @@ def may_not_fit(plan: StepPlan) -> Iterator[str]:
     if share <= _TIGHT:
         return
     text = f"may not fit: {share:.2f} times the memory of a GPU by the model, which leaves out the framework's own"
+    off = f"and is off by up to {100 * (most_memory(plan.config) - 1):.0f} %"
     if share <= 1:
-        yield f"{text} (context, buffers of collectives, fragments)"
+        yield f"{text} (context, buffers of collectives, fragments), {off}"
         return
     tree = plan.point_tree(plan.best)
     nearest = _nearest(tree, int(StepBackend().design(tree).parallel.gpus), StepBackend())
     surely = f"; surely fits: {nearest}" if nearest else ""
-    yield f"{text}, and is off by up to {100 * (most_memory(plan.config) - 1):.0f} %{surely}"
+    yield f"{text}, {off}{surely}"
 
 
 def does_not_fit(name: str, tree: Mapping[str, Any]) -> Iterator[str]:

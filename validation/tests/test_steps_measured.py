@@ -13,7 +13,15 @@ from dse.config.options import conf_dir
 from validation import steps_measured
 from validation.measured_step import Step, settings
 from validation.published_tables import read_throughput, throughput_figures
-from validation.steps_measured import async_tp, by_table, megatron_deepspeed, memory, overlapped_steps, published
+from validation.steps_measured import (
+    async_tp,
+    by_table,
+    context_parallel,
+    megatron_deepspeed,
+    memory,
+    overlapped_steps,
+    published,
+)
 
 PUBLISHED = conf_dir() / "data" / "training_throughput.csv"
 
@@ -85,6 +93,13 @@ def test_steps_of_fsdp_and_tp_are_within_twelve_per_cent_but_for_casts_by_row(ta
     assert all(step.error < -0.12 for step in steps if "rowwise" in step.name)
 
 
+@pytest.mark.slow
+def test_steps_of_split_sequences_are_near_up_to_two_gpus_and_too_fast_beyond(table: Callable[[str], Path]) -> None:
+    found = {step.facts["cp"]: step.error for step in context_parallel(table("context_parallel"))}
+    assert abs(found[1]) <= 0.1 and abs(found[2]) <= 0.1
+    assert all(-0.25 <= found[cp] < 0 for cp in (4, 8))
+
+
 @pytest.mark.nightly
 def test_the_command_prints_every_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert steps_measured.main([]) == 0
@@ -115,8 +130,10 @@ def test_published_steps_of_dense_models_and_mixtures_are_within_the_bounds_that
     read = read_throughput(shared("data"))
     figures = throughput_figures(read)
     assert figures["dense_median"] <= 7
-    assert figures["moe_median"] <= 13
-    assert figures["hybrid_median"] <= 15
+    assert figures["moe_median"] <= 16
+    assert figures["hybrid_median"] <= 22
     assert figures["moe_worst_model"] <= 30
     assert figures["nemo_median"] <= 8
-    assert (len(read.steps), figures["fitted_rows"], sum(read.left_out.values())) == (117, 12, 23)
+    assert (len(read.steps), figures["fitted_rows"], sum(read.left_out.values())) == (119, 13, 23)
+    (of_another,) = (step.error for step in read.steps if step.table == "amd_lora" and not step.fitted)
+    assert abs(of_another) <= 0.02  # another maker's machine with the same GPUs
