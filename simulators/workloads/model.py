@@ -39,13 +39,12 @@ class Transformer(Frozen):
     heads: None for hidden / head_dim; head_dim: None for hidden / heads; kv_heads: None for heads. ffn: width of the
     feed-forward layers, None for 4 hidden; gated: two GEMMs (gate and up) in place of one. vocab: 0 for layers without
     embeddings. predicted: outputs computed for a token in training: a share with masked tokens (BERT), several with
-    layers that predict further tokens. positions: number
-    of learnt positions (0: none). tied: input and output embeddings share one tensor. causal: a token attends to those
-    before it alone, which attention in one kernel does not compute for the others. rotary: positions turn queries and
-    keys. moe: experts in place of feed-forward layers. latent: attention from latents; kv_heads and head_dim mean
-    nothing then. window: tokens that attention of a share `windowed` of the layers goes back to, None for all of them;
-    attention in one kernel computes no others. unread: keys of the file that it was read from (`file: key`) which may
-    change the answer and are not modelled.
+    layers that predict further tokens. positions: number of learnt positions (0: none). tied: input and output
+    embeddings share one tensor. causal: a token attends to those before it alone, which attention in one kernel does
+    not compute for the others. rotary: positions turn queries and keys. moe: experts in place of feed-forward layers.
+    latent: attention from latents; kv_heads and head_dim mean nothing then. window: tokens that attention of a share
+    `windowed` of the layers goes back to, None for all of them; attention in one kernel computes no others. unread:
+    keys of the file that it was read from (`file: key`) which may change the answer and are not modelled.
 
     pattern: kinds of layers, where they are not equal: as many as `layers` in all. state: widths of those that keep a
     state. out_gate: queries come with a gate of attention's output. sinks: heads have a learnt score beside those of
