@@ -211,7 +211,8 @@ def test_a_scan_in_chunks_takes_the_flop_of_its_equation(tp: int) -> None:
 
 @given(groups=st.sampled_from([1, 2, 8, 64]))
 def test_more_groups_of_heads_take_longer_in_training(groups: int) -> None:
-    fewer, more = (of_states({"run.batch": 1}, groups=number) for number in (groups, 2 * groups))
+    values = {"run.batch": 1, "kernels.host_launch_s": 0.0}  # so that no host bounds both
+    fewer, more = (of_states(values, groups=number) for number in (groups, 2 * groups))
     assert fewer["iteration_s"] < more["iteration_s"] and fewer["state_bytes"] == more["state_bytes"]
 
 
@@ -242,10 +243,13 @@ def test_products_that_are_not_narrowed_have_no_casts_and_the_rate_of_all_else()
     assert "router cast" not in {part.op.name for part in parts[0]}
 
 
+SLOW_PRODUCTS = {"run.products": "fp8", "kernels.experts.products": 1}  # so that the host bounds all layers
+
+
 def test_casts_of_experts_cost_a_host_less_than_products_and_least_where_one_kernel_casts_for_all() -> None:
     apart, together = ({"inputs": 2, "gradients": 2, "transposes": 0, "together": formats} for formats in ([], ["fp8"]))
     waits = [
-        of_states({"run.products": "fp8", "kernels.experts.casts": casts, "kernels.tile_casts": tile})["host_s"]
+        of_states({**SLOW_PRODUCTS, "kernels.experts.casts": casts, "kernels.tile_casts": tile})["host_s"]
         for casts, tile in ((1.0, apart), (0.1, apart), (0.1, together), (1.0, together))
     ]
     assert waits[0] > waits[1] > waits[2] == waits[3]

@@ -56,13 +56,14 @@ def balanced_stages(layers: ArrayLike, embedding: ArrayLike, output: ArrayLike, 
     longer = np.maximum(e, o)
     above = np.stack([e, o, np.zeros_like(e)])  # x: an end wins where times are equal
     fixed = _down(above - e) + _down(above - o) + (p - 2) * _down(above)
-    whole = np.maximum(_up((count - fixed) / p), _up(longer - above))
-    place = np.argmin(np.round(whole + above, _DIGITS), axis=0)
-    most = np.take_along_axis(whole + above, place[None], 0)[0]
+    layers_at = np.maximum(_up((count - fixed) / p), _up(longer - above))
+    # a stage of more layers than there are is no longest one: another of the three is as long with fewer
+    place = np.argmin(np.where(layers_at > count, np.inf, np.round(layers_at + above, _DIGITS)), axis=0)
+    most = np.take_along_axis(layers_at + above, place[None], 0)[0]
     middle = np.where(p > 2, _down(most), 0.0)
     first = np.minimum(_down(most - e), count)
     last = np.clip(count - first - (p - 2) * middle, 0.0, _down(most - o))
-    longest = np.minimum(np.take_along_axis(whole, place[None], 0)[0], count)
+    longest = np.take_along_axis(layers_at, place[None], 0)[0]
     return BalancedStages(longest, first, last, place == 0, place == 1)
 
 
