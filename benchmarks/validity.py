@@ -171,15 +171,15 @@ def judged_until_interrupt(rows: Iterator[dict[str, Any]], name: str) -> list[di
 
 def side_by_side(folders: Sequence[tuple[str, list[dict[str, Any]]]]) -> Iterator[str]:
     """Yield lines of the median errors in each folder, one for each device, precision and kind of rows of either."""
-    by_place: dict[tuple[str, ...], dict[str, list[float]]] = {}
+    by_place: dict[tuple[str, str, str], dict[str, list[float]]] = {}
     for folder, rows in folders:
         for row in rows:
             place = (f"{row['device']} {row.get('library', '')}".strip(), row["precision"], row["kind"])
             by_place.setdefault(place, {}).setdefault(folder, []).append(row["median"])
     yield f"{'median error, of several tables the worst':<50}" + "".join(f"{folder[-24:]:>26}" for folder, _ in folders)
-    for place, medians in sorted(by_place.items()):
+    for (device, precision, kind), medians in sorted(by_place.items()):
         cells = (f"{100 * max(medians[folder]):.1f} %" if folder in medians else "no rows" for folder, _ in folders)
-        yield f"{place[0]:<16}{place[1]:<6}{place[2]:<28}" + "".join(f"{cell:>26}" for cell in cells)
+        yield f"{device:<16}{precision:<6}{kind:<28}" + "".join(f"{cell:>26}" for cell in cells)
 
 
 def _lines(rows: Sequence[dict[str, Any]], figures: Mapping[str, float]) -> Iterator[str]:

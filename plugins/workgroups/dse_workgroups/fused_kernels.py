@@ -123,8 +123,8 @@ class FusedKernel:
             share = gpu.persistent.gather_efficiency if isinstance(self.op, Embedding) else gpu.stream_share
             top = min(float(gpu.hbm_bytes_per_s * share), gpu.num_cus * _flight(gpu))  # few CUs ask for less
         flight = _flight(gpu) / facts().per_cu
-        columns = (float(gpu.kernel_launch_s), workgroups, top, flight, float(gpu.hbm_bytes_per_s), full)
-        columns = (*columns, float(facts().least_memory_share))
+        rates_of = (top, flight, float(gpu.hbm_bytes_per_s), full, float(facts().least_memory_share))
+        columns = (float(gpu.kernel_launch_s), workgroups, *rates_of)
         start, residents, *rates = (np.full(size, column) for column in columns)
         return Gpus(start.astype(float), residents.astype(np.int64), *(rate.astype(float) for rate in rates))
 
