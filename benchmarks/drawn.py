@@ -266,7 +266,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 QUICK = (
-    *("conccl", "dlrm_scaleout", "ficco", "ficco_sweep", "fused_ops", "goldyloc", "jitq", "nic_placement"),
+    *("dlrm_scaleout", "conccl", "ficco", "ficco_sweep", "fused_ops", "goldyloc", "jitq", "nic_placement"),
     *("comp_vs_comm", "operators", "t3", "t3_hardware", "t3_mi300x", "whole_models"),
 )
 """Studies that take seconds each: those of the core, and of papers, with the most kinds of figures."""
