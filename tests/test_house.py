@@ -148,7 +148,7 @@ def test_long_functions_are_compiled_kernels() -> None:
     assert set(house.long_functions()) == KERNELS
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_the_language_does_not_get_worse() -> None:
     most = {"participle_names_pct": 2.9, "pronoun_bindings_pct": 0.5, "docstrings_without_subject_pct": 2.95}
     language = house.language(all_trees())

@@ -106,9 +106,9 @@ def test_shipped_groups_are_in_order_and_name_their_source(tmp_path: Path) -> No
 def test_a_trait_that_no_row_has_widens_an_interval_and_is_told() -> None:
     part = Between("gemm", "", "model", frozenset({"llama"}), low=0.3, high=0.4)
     residuals = Residuals((NARROW, replace(NARROW, gpu=ANY)), between=(part,))
-    plain, known = residuals.of("gemm", "h100"), residuals.of("gemm", "h100", traits={"model": "llama"})
+    plain, traited = residuals.of("gemm", "h100"), residuals.of("gemm", "h100", traits={"model": "llama"})
     other = residuals.of("gemm", "h100", traits={"model": "gpt"})
-    assert plain == known == NARROW
+    assert plain == traited == NARROW
     assert (other.low, other.high) == pytest.approx((-math.hypot(0.1, 0.3), math.hypot(0.2, 0.4)))
     assert unmeasured_text(other) == ", none of this model" and unmeasured_text(plain) == ""
     # rows of the machine itself have all of its traits, and a guess is wide enough
@@ -119,8 +119,8 @@ def test_a_trait_that_no_row_has_widens_an_interval_and_is_told() -> None:
 
 def test_numbers_of_gpus_widen_those_of_measured_gpus_alone() -> None:
     part = Between("collective", "", "gpus", frozenset({"h100 8"}), low=0.5, high=0.5)
-    own = replace(NARROW, kind="collective")
-    residuals = Residuals((own, replace(own, gpu=ANY, high=0.9)), between=(part,))
+    measured = replace(NARROW, kind="collective")
+    residuals = Residuals((measured, replace(measured, gpu=ANY, high=0.9)), between=(part,))
     assert residuals.of("collective", "h100", traits={"gpus": "h100 4"}).unmeasured == ("gpus",)
     assert residuals.of("collective", "b200", traits={"gpus": "b200 4"}).unmeasured == ()
 

@@ -87,8 +87,8 @@ def test_products_of_two_formats_that_are_equally_fast_take_equally_long_where_o
             continue
         calibrated = [gpu.source(f"efficiency.{precision}").provenance for precision in ("fp16", "bf16")]
         if calibrated == ["assumed", "calibrated"]:
-            found = times(machine, Draws.of(50))
-            np.testing.assert_allclose(found["GEMM fp16"], found["GEMM bf16"], rtol=1e-9, err_msg=name)
+            seconds = times(machine, Draws.of(50))
+            np.testing.assert_allclose(seconds["GEMM fp16"], seconds["GEMM bf16"], rtol=1e-9, err_msg=name)
 
 
 @pytest.mark.parametrize(("what", "kind"), [("CUs", "GEMM bf16"), ("clock", "GEMM bf16"), ("rate", "GEMM bf16")])

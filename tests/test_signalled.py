@@ -63,9 +63,9 @@ def test_a_signal_after_each_copy_delays_no_more_than_all_of_them(signal_s: floa
     """Seven copies on one stream, each followed by a signal; a short kernel waits for all, a long one for the first."""
     short = {**SIZES, **GATHER, "workload.operators.gemm.n": 64, "workload.operators.gemm.k": 64}
     for sizes, most in ((short, 7), ({**SIZES, **GATHER}, 7)):
-        before, after = (makespan("signalled", {**sizes, "schedule.signal_s": each}) for each in (0.0, signal_s))
+        before, after = (makespan("signalled", {**sizes, "schedule.signal_s": time_s}) for time_s in (0.0, signal_s))
         assert before * (1 - 1e-9) <= after <= before + most * signal_s * (1 + 1e-9) + 1e-12
-    before, after = (makespan("signalled", {**short, "schedule.signal_s": each}) for each in (0.0, signal_s))
+    before, after = (makespan("signalled", {**short, "schedule.signal_s": time_s}) for time_s in (0.0, signal_s))
     assert after == pytest.approx(before + 7 * signal_s, rel=0.02)
 
 

@@ -320,8 +320,8 @@ def test_products_of_scaled_blocks_have_constants_of_their_own_where_a_machine_h
         name: {"provenance": "assumed", "source": "this test"} for name in ("efficiency.fp8", "efficiency.fp8_block")
     }
     efficiency = {**gpu["efficiency"], "fp8": constants, "fp8_block": slower}
-    own = {"system.gpu.efficiency": efficiency, "system.gpu.sources": {**gpu.get("sources", {}), **assumed}}
-    plain, measured = of_llama(run), of_llama({**run, **own})
+    values = {"system.gpu.efficiency": efficiency, "system.gpu.sources": {**gpu.get("sources", {}), **assumed}}
+    plain, measured = of_llama(run), of_llama({**run, **values})
     if scales == "block":
         assert measured["iteration_s"] > 1.2 * plain["iteration_s"]
     else:

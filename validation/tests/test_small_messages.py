@@ -94,8 +94,8 @@ def test_all_to_alls_of_few_b200_are_within_10_percent(gpus: int, shared: Callab
 @pytest.mark.parametrize("several", [False, True])
 def test_rows_of_one_number_of_gpus_leave_the_time_of_a_peer_as_it_was(several: bool, tmp_path: Path) -> None:
     device = Device.of(tree_of("b200_8"))
-    known = device.node.protocols()["all_to_all"]
-    true, table = known.model_copy(update={"ll_step_s": 2e-6, "step_s": 2e-6}), tmp_path / "rows.csv"
+    constants = device.node.protocols()["all_to_all"]
+    true, table = constants.model_copy(update={"ll_step_s": 2e-6, "step_s": 2e-6}), tmp_path / "rows.csv"
     lines = ["device,op_name,nccl_dtype,num_gpus,message_size,latency"]
     for gpus in (2, 4, 8) if several else (8,):
         for size in 4 ** np.arange(5, 15):
@@ -104,8 +104,8 @@ def test_rows_of_one_number_of_gpus_leave_the_time_of_a_peer_as_it_was(several: 
     table.write_text("\n".join(lines) + "\n")
     fitted = fit(device, read_collectives(table)).collectives["all_to_all"]
     assert isinstance(fitted, Protocols)
-    assert (fitted.ll_step_s == known.ll_step_s) is not several
-    assert fitted.ll_step_s == pytest.approx(2e-6 if several else known.ll_step_s, rel=0.3)
+    assert (fitted.ll_step_s == constants.ll_step_s) is not several
+    assert fitted.ll_step_s == pytest.approx(2e-6 if several else constants.ll_step_s, rel=0.3)
     errors, _ = all_to_alls(table, fitted)
     assert float(np.median(np.abs(errors))) < 0.05
 
@@ -131,8 +131,8 @@ def test_a_half_of_an_all_reduce_is_no_cheaper_than_half_where_it_was_not_measur
     if pattern in measured and machine.costs.collective == "library":
         return
     ring = machine_ring(machine, gpus)
-    half, whole = (float(collective_cost(kind, "ring", size, ring).seconds) for kind in (pattern, "all_reduce"))
-    assert half >= 0.5 * whole * (1 - 1e-9), (name, gpus)
+    half, sum_s = (float(collective_cost(kind, "ring", size, ring).seconds) for kind in (pattern, "all_reduce"))
+    assert half >= 0.5 * sum_s * (1 - 1e-9), (name, gpus)
 
 
 def test_half_of_an_all_reduce_over_links_is_what_links_carry_where_they_bind() -> None:
@@ -140,7 +140,7 @@ def test_half_of_an_all_reduce_over_links_is_what_links_carry_where_they_bind() 
     machine = Device.of(tree_of("mi300x_8"))
     sizes, ring = np.array([2.0**20, 2.0**30]), machine_ring(machine, 8)
     links = replace(ring, network=None, links=put(machine, "costs.collective", "links"))
-    ours, carried = (collective_cost("all_gather", "ring", sizes, each).seconds for each in (ring, links))
+    ours, carried = (collective_cost("all_gather", "ring", sizes, group).seconds for group in (ring, links))
     assert ours[0] > 1.2 * carried[0]
     assert ours[1] == carried[1]
 

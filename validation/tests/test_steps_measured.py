@@ -95,9 +95,9 @@ def test_steps_of_fsdp_and_tp_are_within_twelve_per_cent_but_for_casts_by_row(ta
 
 @pytest.mark.slow
 def test_steps_of_split_sequences_are_near_up_to_two_gpus_and_too_fast_beyond(table: Callable[[str], Path]) -> None:
-    found = {step.facts["cp"]: step.error for step in context_parallel(table("context_parallel"))}
-    assert abs(found[1]) <= 0.1 and abs(found[2]) <= 0.1
-    assert all(-0.25 <= found[cp] < 0 for cp in (4, 8))
+    figures = {step.facts["cp"]: step.error for step in context_parallel(table("context_parallel"))}
+    assert abs(figures[1]) <= 0.1 and abs(figures[2]) <= 0.1
+    assert all(-0.25 <= figures[cp] < 0 for cp in (4, 8))
 
 
 @pytest.mark.nightly

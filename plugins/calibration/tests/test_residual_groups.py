@@ -81,9 +81,9 @@ def test_predictions_with_the_constants_of_others_show_how_wide_an_unmeasured_gp
     (wide,) = unseen_groups([*plenty, *carried])
     assert wide.low < narrow.low - 0.1 and wide.high > narrow.high + 0.1
     # what is carried says nothing of a GPU that has rows
-    own = [group for group in fit_groups([*plenty, *carried], common={"gemm": 0.3}) if group.gpu == "h100"]
-    assert max(group.high for group in own) < 0.4 + max(row.residual for row in plenty)
-    assert own == [group for group in fit_groups(plenty, common={"gemm": 0.3}) if group.gpu == "h100"]
+    measured = [group for group in fit_groups([*plenty, *carried], common={"gemm": 0.3}) if group.gpu == "h100"]
+    assert max(group.high for group in measured) < 0.4 + max(row.residual for row in plenty)
+    assert measured == [group for group in fit_groups(plenty, common={"gemm": 0.3}) if group.gpu == "h100"]
 
 
 def served(model: str, off: float, seed: int) -> list[ResidualRow]:
@@ -102,14 +102,14 @@ def test_a_name_that_no_row_has_is_as_far_off_as_the_others_are_from_one_another
     parts = {part.trait: part for part in components(rows)}
     assert set(parts) == {"model"}  # one software, one GPU and one release show nothing of others
     residuals = Residuals(tuple(fit_groups(rows, common={"tpot": 0.5})), between=tuple(parts.values()))
-    known, unknown = (
+    near, unknown = (
         residuals.of("tpot", "h100", "together", {}, {"model": name, "software": "vllm"}) for name in ("m0", "other")
     )
-    assert unknown.unmeasured == ("model",) and known.unmeasured == ()
-    assert unknown.low < known.low - 0.05 and unknown.high > known.high + 0.05
-    assert unknown.common > known.common  # all operators of a design share what its model is off by
-    held = [unknown.low <= off <= unknown.high for off in np.random.default_rng(1).normal(0, 0.2, 400)]
-    assert 0.85 <= np.mean(held) <= 1
+    assert unknown.unmeasured == ("model",) and near.unmeasured == ()
+    assert unknown.low < near.low - 0.05 and unknown.high > near.high + 0.05
+    assert unknown.common > near.common  # all operators of a design share what its model is off by
+    inside = [unknown.low <= off <= unknown.high for off in np.random.default_rng(1).normal(0, 0.2, 400)]
+    assert 0.85 <= np.mean(inside) <= 1
 
 
 def test_a_key_of_one_name_has_the_component_of_all_keys() -> None:

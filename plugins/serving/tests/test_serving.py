@@ -501,10 +501,10 @@ def test_a_set_of_kernels_that_was_not_fitted_is_that_of_the_same_architecture_a
         return kernels().of(design).dispatch_s
 
     r1, qwen = "deepseek-ai/DeepSeek-R1", "Qwen/Qwen3-235B-A22B-FP8"
-    own = kernels().sets["tensorrt_llm blackwell latent fp8"].dispatch_s
-    assert dispatch_s("trtllm", "b200_sxm", r1) == dispatch_s("sglang", "b200_sxm", r1) == own
+    constants = kernels().sets["tensorrt_llm blackwell latent fp8"].dispatch_s
+    assert dispatch_s("trtllm", "b200_sxm", r1) == dispatch_s("sglang", "b200_sxm", r1) == constants
     # attention is the first that is given up, then the software; an architecture never is
-    assert dispatch_s("trtllm", "b200_sxm", qwen) == own
+    assert dispatch_s("trtllm", "b200_sxm", qwen) == constants
     assert dispatch_s("sglang", "mi300x", qwen) == kernels().dispatch["sglang"]
 
 
