@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from dse.errors import ConfigError
+from dse.errors import ConfigError, Problem
 from dse_serving.backend import ServingBackend
 from dse_serving.deployment import Deployment
 from dse_serving.design import deployment_of
@@ -56,6 +56,9 @@ def accuracy(folder: Path, *, witness: bool = False) -> dict[str, Any]:
     apart = [row for row in rows if row.apart]
     known = predictor.points([row for row in apart if row.run is not None])
     free = [point for point in together if point.row.name not in fitted]
+    if not free:
+        rule = "gives no row that is predicted and that no constant was fitted on"
+        raise ConfigError([Problem("--data", rule, str(folder), "name the folder of the measured tables")])
     total = summary(free)
     figures: dict[str, Any] = {name: total[name] for name in ("tpot_median", "tpot_p90", "ttft_median")}
     figures |= {"spearman_median": rank_correlation(together), "frontier_error": frontier_error(together)}
