@@ -90,7 +90,7 @@ def _enumeration() -> Callable[[], object]:
     from benchmarks.engine import space_of
 
     space = space_of("fluid", num_chunks=8, designs=4096, rows=16384)
-    return lambda: [block.keys("1") for block in space.blocks(512)]
+    return lambda: [block.content_keys("1") for block in space.blocks(512)]
 
 
 def _store() -> Callable[[], object]:
@@ -109,9 +109,9 @@ def _store() -> Callable[[], object]:
     random = np.random.default_rng(0)
 
     def record() -> None:
-        fresh = batch(random, 4096)
-        session.lease([fresh.keys])
-        session.record(fresh, [fresh.keys])
+        points, results = batch(random, 4096)
+        session.lease([points.keys])
+        session.record(points, results, [points.keys])
         session.flush()
 
     return record

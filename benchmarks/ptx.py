@@ -13,6 +13,10 @@ timing_per_s             warp instructions of a product that are timed a second 
 deepbench_median         median error of products and convolutions in fp32 (`--data DIR`: DeepBench's tables; of
                          `--every` N rows one), with the misses
 deepbench_absent         GPUs whose SMs are described, and that no table has: V100 among them
+hopper_kernels           kernels of wgmma, bulk copies, mbarriers and clusters whose results are those of NumPy
+hopper_gemm_error        of their products, the largest error beyond rounding the result, in steps of fp16
+hopper_gemm_timing_median  median error of products in bf16 on H100, of rows with m, n and k of 2048 at least
+                         (`--data DIR`: h100_sxm_bf16.csv in it, in its folder gemm, or beside it), with the misses
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.ptx_hopper import EVERY, hopper
 from benchmarks.ptx_timing import absent, instructions_per_s, predictions, summary
 from dse_ptx import digits
 from dse_ptx.checking import comparison, random_programs
@@ -92,7 +97,12 @@ def timing(options: argparse.Namespace) -> dict[str, Any]:
     return {"timing_per_s": instructions_per_s(), **summary(rows), "deepbench_absent": absent(options.data)}
 
 
-PARTS: Sequence[Callable[[argparse.Namespace], dict[str, Any]]] = (proof, lenet, timing)
+def of_hopper(options: argparse.Namespace) -> dict[str, Any]:
+    """Kernels of Hopper, and times of products."""
+    return hopper(options.data, options.every_product)
+
+
+PARTS: Sequence[Callable[[argparse.Namespace], dict[str, Any]]] = (proof, lenet, timing, of_hopper)
 """What is measured, given the options; their figures are printed together."""
 
 
@@ -103,6 +113,7 @@ def main() -> int:
     parser.add_argument("--programs", type=int, default=PROGRAMS, help="random programs")
     parser.add_argument("--data", type=Path, default=Path(), help="folder of DeepBench's tables")
     parser.add_argument("--every", type=int, default=8, help="of so many rows, one is predicted (8)")
+    parser.add_argument("--every-product", type=int, default=EVERY, help=f"of so many of H100's, one is ({EVERY})")
     options = parser.parse_args()
     figures: dict[str, Any] = {}
     for part in PARTS:

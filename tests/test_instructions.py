@@ -96,7 +96,7 @@ def test_no_workload_takes_more_than_the_record_says(
     assert count <= (1 + instructions.MOST_RISE) * last["counts"][name]
 
 
-@pytest.mark.more
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", instructions.KERNELS)
 def test_a_kernel_in_python_comes_to_what_it_is_compiled_to(name: str) -> None:
     """So that its operations are those of the same work, and the same each time."""

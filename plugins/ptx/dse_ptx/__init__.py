@@ -9,10 +9,12 @@ _OPTIONS = {
     "file": "text of PTX, as clang, Triton or nvcc write it",
     "grid": "blocks, x,y,z",
     "block": "threads of a block, x,y,z",
-    "arguments": "names of arrays in `data`, and numbers, in the kernel's order",
+    "arguments": "names of arrays in `data`, numbers, and tensor maps (a@64x128/128), in the kernel's order",
     "kernel": "of the file (its only one)",
     "data": "file .npz of arrays",
     "shared": "bytes of dynamic shared memory (0)",
+    "cluster": "blocks of a cluster, x,y,z (1, or the kernel's)",
+    "copies": "when bulk copies come: at_once, or late, which shows waits that are missing (at_once)",
     "most": "warp instructions, at most (1000000000)",
 }
 BACKENDS = {

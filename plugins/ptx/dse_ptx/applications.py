@@ -15,7 +15,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dse_ptx.execution import Argument, LaunchOptions, Module, Pointer, PtxDevice
+from dse_ptx.arguments import Argument, Pointer
+from dse_ptx.execution import LaunchOptions, Module, PtxDevice
 from dse_ptx.kernels import kernel_text
 from dse_ptx.products import TILINGS, Tiling, apart
 from dse_ptx.warp_trace import WarpTrace
@@ -64,17 +65,21 @@ class LaunchList:
         pointers = {name: device.allocate(size) for name, size in self.sizes.items()}
         module = Module(kernel_text(launch.file), device, f"{launch.file}.ptx")
         arguments = [_argument(value, steps, pointers, device) for value in launch.arguments]
+        # every block that is executed is recorded
         options = LaunchOptions(sample=tuple(range(math.prod(launch.grid))))
         run = module.launch(launch.kernel, launch.grid, (launch.threads,), arguments, options)
         assert run.trace is not None
+        # launch bounds make an assembler spill rather than exceed them
         registers = min(run.trace.registers_per_thread, launch.registers or run.trace.registers_per_thread)
         trace = replace(run.trace, registers_per_thread=registers)
+        # the last tensor needs no end: nothing lies behind it
         return apart(trace, list(pointers.values()), [self.whole[name] for name in pointers][:-1])
 
 
 def _argument(value: Value, steps: int, pointers: Mapping[str, Pointer], device: PtxDevice) -> Argument:
     if isinstance(value, str):
         return steps if value == "steps" else pointers[value]
+    # a table that is made of pointers is allocated after the tensors
     return value(pointers, device) if callable(value) else value
 
 
@@ -99,8 +104,10 @@ def _one(sizes: Mapping[str, int], shapes: Shapes, *launches: Launch) -> LaunchL
 
 def _relu(kernel: str, names: Sequence[str]) -> Maker:
     def make(shapes: Shapes, requests: int) -> LaunchList:
+        # four elements to a thread, 16 bytes
         fours = math.prod(shapes["x"]) // 4
         blocks = -(-fours // _THREADS)
+        # 256 threads of 16 bytes take 64 lines of 64 bytes in each tensor
         few = _few(blocks, 64 * len(names), requests)
         count = min(fours, few * _THREADS)
         launch = Launch("layers", kernel, (few,), (*names, count), blocks)
@@ -113,6 +120,7 @@ def _pool(shapes: Shapes, requests: int) -> LaunchList:
     *images, high, _ = shapes["x"]
     planes, out = math.prod(images), shapes["y"][-1]
     blocks = -(-planes * out**2 // _THREADS)
+    # few counts planes: whole images of a channel, so that pooling windows stay within them
     few = min(planes, -(-_few(blocks, 350, requests) * _THREADS // out**2))
     grid = (-(-few * out**2 // _THREADS),)
     sizes = {"x": 4 * few * high**2, "y": 4 * few * out**2, "mask": 4 * few * out**2}
@@ -160,8 +168,10 @@ def _lrn(shapes: Shapes, requests: int) -> LaunchList:
     images, channels, high, wide = shapes["x"]
     plane = high * wide
     tiles, image = -(-plane // _THREADS), channels * plane
+    # a tile takes 16 lines of 64 bytes in each of three tensors, over the channels of the longer run
     few = max(1, _few(images * tiles, 3 * 16 * 2 * _CHANNELS, requests) // tiles)
     arguments = "x", "y", "scale", "steps", plane, image, *_LRN
+    # beyond twice as many channels the rest is continued from the difference of the two
     cut = {"short": _CHANNELS, "whole": channels} if channels > 2 * _CHANNELS else {"short": channels}
     launch = Launch("layers", "lrn", (tiles, few), arguments, images * tiles, **cut)
     return _one(dict.fromkeys(("x", "y", "scale"), 4 * few * image), shapes, launch)
@@ -173,6 +183,7 @@ def _product(
     """C [n, m] by rows of A and B: m along a row. strides: of i and k of A, of j and k of B. few: tiles along n."""
     m, n, k = sizes
     across, down = -(-m // tiling.rows), -(-n // tiling.cols)
+    # a small product is executed over all of k, and nothing is continued
     cut = {"short": _SHORT, "whole": k} if across * down * k > _WHOLE else {"short": k}
     arguments: tuple[Value, ...] = (*names, m, n, k, *strides, m, "steps")
     grid, name = (across, min(few or down, down)), f"sgemm_{tiling.rows}x{tiling.cols}"
@@ -192,6 +203,7 @@ def _sgemm(shapes: Shapes, requests: int) -> LaunchList:
     k, rows = shapes["a"]
     cols, few = shapes["b"][1], 8
     launch = _product(_LARGE, ("b", "a", "c"), (cols, rows, k), (1, cols, 1, rows), few)
+    # twice _SHORT rows of k, of 4 bytes, are all that the longer run reads
     sizes = {"b": 8 * _SHORT * cols, "a": 8 * _SHORT * rows, "c": 4 * cols * few * _LARGE.cols}
     return _one(sizes, shapes, launch)
 
@@ -202,6 +214,7 @@ def _dgemm(shapes: Shapes, requests: int) -> LaunchList:
     across, down = -(-cols // tile), -(-rows // tile)
     arguments = "b", "a", "c", cols, rows, "steps", 1, cols, 1, rows, cols
     launch = Launch("layers", "dgemm", (across, few), arguments, across * down, short=_SHORT, whole=k)
+    # of 8 bytes: double precision
     sizes = {"b": 16 * _SHORT * cols, "a": 16 * _SHORT * rows, "c": 8 * cols * few * tile}
     return LaunchList(sizes, _bytes(shapes, 8), ((launch,),))
 
@@ -212,10 +225,12 @@ def _recurrent(cell: str, gates: int, state: Sequence[str]) -> Maker:
     def make(shapes: Shapes, requests: int) -> LaunchList:
         images, units = shapes["h"]
         tiling, wide = (_NARROW if images <= _NARROW.cols else _SMALL), gates * units
+        # q = u h: pre-activations of all gates
         product = _product(tiling, ("u", "h", "q"), (wide, images, units), (1, wide, units, 1))
         blocks = -(-images * units // _THREADS)
         step = Launch("layers", cell, (blocks,), ("q", "pre", *state, images, units), blocks)
         sizes = _bytes(shapes) | dict.fromkeys(state, 4 * images * units)
+        # the group is repeated for each step of time
         return LaunchList(sizes, sizes, ((product, step),))
 
     return make
@@ -230,6 +245,7 @@ def _recurrent_backward(cell: str, gates: int, state: Sequence[str], gradient: s
         blocks = -(-images * units // _THREADS)
         step = Launch("layers", cell, (blocks,), ("q", "pre", *state, "dq", images, units), blocks)
         product = _product(tiling, ("u", "dq", gradient), (units, images, wide), (wide, 1, wide, 1))
+        # the sum over steps of time is the k of the weights' gradient
         last = _product(_SQUARE, ("dall", "all", "du"), (wide, units, steps), (1, wide, 1, units), 4)
         sizes = _bytes(shapes) | dict.fromkeys((*state, gradient), 4 * images * units)
         return LaunchList(sizes, sizes, ((step, product), (last,)))
@@ -243,10 +259,12 @@ def _composed(shapes: Shapes, requests: int) -> LaunchList:
     out, k = shapes["p"][-1], channels * taps**2
     c, r, s = (axis.reshape(-1) for axis in np.indices((channels, taps, taps)))
     table = np.stack([(c * high + r) * wide + s, r << 16 | s], axis=1).astype(np.int32)
+    # as many rows as before: padding by half of the taps
     pad = (taps - 1) // 2
 
     def window(pointers: Mapping[str, Pointer], device: PtxDevice) -> NDArray[np.int32]:
         entries = device.allocate(table)
+        # pointers of 64 bits in two words each, as the kernel's table of integers holds them
         places = np.array([pointers["x"].address, entries.address]).view(np.int32)
         return np.array([*places, images, channels, high, wide, high, wide, 1, 1, pad, pad], np.int32)
 

@@ -17,7 +17,9 @@ from typing import Any
 
 from dse_ptx.kernels import FOLDER, pack_texts
 
+# PTX 6.0 has the `.sync` forms of `shfl` and `vote`, without which sm_70 has none
 _CLANG = (
+    # no header or library of CUDA is needed: the sources declare what they use themselves
     "-O2 -x cuda --cuda-device-only --cuda-gpu-arch=sm_70 -Xclang -target-feature -Xclang +ptx60 -nocudainc -nocudalib"
 )
 
@@ -51,14 +53,17 @@ def from_triton() -> Iterator[tuple[str, str]]:
     variants: Mapping[str, Any] = tutorials.VARIANTS
     for name, (function, types, constants) in variants.items():
         source = ASTSource(function, types | dict.fromkeys(constants, "constexpr"), constants)
+        # compute capability 8.0, warps of 32 lanes
         compiled = triton.compile(source, target=GPUTarget("cuda", 80, 32), options={"num_warps": tutorials.WARPS})
         yield name, _plain(compiled.asm["ptx"], f"tutorials.py by Triton {triton.__version__}")
 
 
 def _plain(text: str, origin: str) -> str:
     """The text without what debuggers read, after a line that names its source."""
+    # sections of debugging hold paths of the machine that compiled, so that texts would differ from one to another
     text = re.sub(r"\n\t\.section\s+\.debug_.*?\n\t\}", "", text, flags=re.S)
     lines = [line.partition("//")[0].rstrip() for line in text.splitlines()]
+    # `$L__tmp` labels mark lines for debuggers, and no branch goes to them
     remaining = [line for line in lines if line.strip() and not re.match(r"\s*(\.loc\b|\.file\b|\$L__tmp\d+:)", line)]
     return "\n".join([f"// {origin}", *remaining, ""])
 

@@ -53,6 +53,7 @@ class PtxMemoryBackend(MemoryBackend):
         if not isinstance(tree.get("kernels"), Mapping):
             rule, way = "is no section of keys", "kernels.addresses=ptx"
             raise ConfigError([Problem("kernels", rule, tree.get("kernels"), way)])
+        # the memory backend knows no `kernels`, and would refuse the section
         super().sections({name: part for name, part in tree.items() if name != "kernels"})
 
     def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
@@ -86,14 +87,17 @@ class PtxMemoryBackend(MemoryBackend):
         shapes = tuple(design.application.tensors.items())
         groups = _listed_launches(design.application.name, shapes, run.requests, int(gpu.line_bytes))
         resident = [[_resident_blocks(design, launch) for launch in launches] for launches in groups]
+        # seconds of an operation of one CU at the peak rate
         work = gpu.num_cus / dict(gpu.flop_per_s)[design.application.precision]
 
+        # a fresh machine has empty caches: the steps beyond are measured apart from the run itself
         def machine() -> Simulation:
             return Simulation(design.system, design.policy, held=max(map(max, resident)))
 
         first, costs = machine(), list[tuple[SimulatedCost, int]]()
         repeats = [group.repeat for group in design.application.groups]
         for places, launches, repeat in zip(resident, groups, repeats, strict=True):
+            # repetitions beyond those that are simulated cost what the last one does
             turns = min(repeat, run.repeats)
             pairs = list(zip(launches, places, strict=True))
             more = [launch.steps_beyond(machine, most, work) for launch, most in pairs]
@@ -137,13 +141,16 @@ class ListedLaunch:
         if len(self.lists) == 1:
             return None
         short, long = (self._execute(machine(), lists, held, work) for lists in self.lists)
+        # `short` runs are one unit of steps, `long` ones two: each further unit costs the difference
         scaled = {
             name: (self.steps - 2) * np.maximum(getattr(long, name) - getattr(short, name), 0.0)
             for name in ("seconds", "busy_s", "totals", "stalled")
         }
+        # of all steps two units are simulated
         return replace(long, share=2 / self.steps, **scaled)
 
     def _execute(self, machine: Simulation, lists: BlockLists, held: int, work: float) -> SimulatedCost:
+        # a predictor of L2 knows an instruction by its number, which no other launch has
         machine.introduce(lists.stores.items())
         return machine.execute(ListedKernel(self.name, lists.rows, lists.begins, self.blocks, held), work)
 
@@ -189,4 +196,5 @@ def _resident_blocks(design: PtxMemoryDesign, launch: ListedLaunch) -> int:
     source = design.kernels
     waves = math.ceil(launch.threads / source.lanes)
     shared = int(source.shared_bytes) // max(launch.shared_bytes, 1)
+    # the scarcest of waves, registers and shared memory; a block larger than a CU is run alone
     return max(1, min(design.system.gpu.waves // waves, source.registers // max(launch.registers, 1), shared))

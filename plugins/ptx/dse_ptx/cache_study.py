@@ -80,6 +80,7 @@ class CachePoliciesPtx(CachePolicies):
         if both.empty:
             return
         ratio = both["speedup_ptx"] / both["speedup_patterns"]
+        # the bound holds in both directions
         alike = int(((ratio < _CLOSE) & (ratio > 1 / _CLOSE)).sum())
         yield (
             f"speed-ups by kernels in PTX and by patterns: {alike} of {len(both)} within {100 * (_CLOSE - 1):.0f} %, "
@@ -115,6 +116,7 @@ def _change(row: Mapping[str, Any]) -> str:
 def _beside(table: pd.DataFrame) -> pd.DataFrame:
     """A row for each application and policy that ran by both: speed-ups, traffic and row hits of each."""
     ok = table[table["status"] == "ok"]
+    # without points of both sources there is nothing to compare
     if not {_ADDRESSES, _POLICY} <= set(ok) or set(ok[_ADDRESSES].astype(str)) < set(_SOURCES):
         return ok.iloc[:0]
     names = ["time_s", "speedup", "traffic", "row_hit_rate", "l2_hit_rate", "requests"]
@@ -133,8 +135,10 @@ def _categories(table: pd.DataFrame) -> pd.DataFrame:
 
 def _figure(both: pd.DataFrame) -> FigureSheet:
     """Speed-up by kernels in PTX over that by patterns, of every application and policy."""
+    # without caches both sources have the same speed-up of 1, the reference
     rows = both[both[_POLICY] != "uncached"].assign(ratio=both["speedup_ptx"] / both["speedup_patterns"])
     rows["policy"] = rows[_POLICY].str.replace("_", " ")
+    # median of the ratio's distance from 1 in logarithms, so that 2x and 0.5x are as far
     off = float(np.exp(np.abs(np.log(rows["ratio"])).median()))
     title = f"Speed-ups by kernels in PTX and by patterns are {100 * (off - 1):.0f} % apart in the median"
     value = Axis("ratio", "speed-up in PTX over that of patterns [x]", centre=1.0)

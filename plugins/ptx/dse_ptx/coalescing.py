@@ -33,6 +33,7 @@ def coalesce(
     Shared memory has 32 banks of four bytes: lanes of one word are served together, words of one bank one after
     another, whatever a lane's width: 512 different bytes take four passes, and lanes that share words fewer.
     """
+    # counted first and filled second: how many sectors there are is not known before
     begins = np.zeros(len(size) + 1, np.int64)
     _count(addresses, active, size, kinds, begins)
     np.cumsum(begins, out=begins)

@@ -5,12 +5,14 @@
     python -m dse ptx show line=<n> [thread=<x,y,z>] [of=<x,y,z>] [visit=<n>] ...
 
 Arguments are names of arrays in `data`, which is copied to the device, or numbers; a number with a point is a
-floating-point number. `out` holds the arrays as the kernel left them. `of`: the block of the thread.
+floating-point number. `a@64x128/128` is a tensor map of the matrix `a`, by boxes of 64 rows and 128 columns, whose
+rows are swizzled by 128 bytes. `out` holds the arrays as the kernel left them. `of`: the block of the thread.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
@@ -29,7 +31,9 @@ from dse.errors import ConfigError, Problem, pairs
 from dse.errors.parsing import whole_number
 from dse.files import atomic_replacement, open_plain_file
 from dse.results.run_folder import CommandAnswer
-from dse_ptx.execution import MOST_INSTRUCTIONS, Argument, LaunchOptions, LaunchRun, Module, Pointer, PtxDevice, Watch
+from dse_ptx.arguments import Argument, Pointer
+from dse_ptx.execution import MOST_INSTRUCTIONS, LaunchOptions, LaunchRun, Module, PtxDevice, Watch
+from dse_ptx.tensor_map import matrix_map
 
 _MOST_BYTES = 1 << 31
 """Of a file of arrays, packed and unpacked."""
@@ -39,7 +43,8 @@ _DAMAGED = (
 )
 """What NumPy and zipfile raise of files that are no .npz, or damaged."""
 _SHOWN = 12  # rows of the instruction mix
-_OPTIONAL = ("arguments", "kernel", "data", "shared", "most", "out")
+_OPTIONAL = ("arguments", "kernel", "data", "shared", "most", "out", "cluster", "copies")
+_MAP = re.compile(r"(\w+)@(\d+)x(\d+)(?:/(\d+))?")
 
 
 def run(words: Sequence[str]) -> CommandAnswer:
@@ -80,8 +85,10 @@ def _text_of(bits: int, kind: str) -> str:
     """Bits of a register, and the numbers that they may stand for."""
     if kind == "pred":
         return "true" if bits else "false"
+    # `.b32`, `.f16x2`: letters around the number of bits
     width = int(kind.strip("bfusx")[:2])
     text = f"0x{bits:0{width // 4}x}  {bits}"
+    # the declared type does not bind the content: a word of bits may be a floating-point number
     if width in (32, 64):
         text += f"  {np.array([bits], f'u{width // 8}').view(f'f{width // 8}')[0]:.9g}"
     return text
@@ -120,7 +127,12 @@ class TypedLaunch:
         """Run the kernel. Raises ConfigError and LaunchError."""
         typed = self.typed
         most = number(typed.get("most", str(MOST_INSTRUCTIONS)), "most")
-        options = LaunchOptions(number(typed.get("shared", "0"), "shared"), sample, most, watch)
+        cluster = numbers(typed["cluster"], "cluster") if "cluster" in typed else ()
+        copies = typed.get("copies", "at_once")
+        if copies not in ("at_once", "late"):
+            raise ConfigError([Problem("copies", "is neither at_once nor late", copies, "copies=late")])
+        shared = number(typed.get("shared", "0"), "shared")
+        options = LaunchOptions(shared, sample, most, watch, cluster, copies == "late")
         grid, block = (numbers(typed[name], name) for name in ("grid", "block"))
         arguments = [self._argument(entry) for entry in typed.get("arguments", "").split(",") if entry]
         return self.module.launch(self.kernel, grid, block, arguments, options)
@@ -128,16 +140,29 @@ class TypedLaunch:
     def _argument(self, text: str) -> Argument:
         if text in self.pointers:
             return self.pointers[text]
+        if (match := _MAP.fullmatch(text)) and match[1] in self.arrays:
+            return self._map(match)
+        # an integer first, so that `2` stays one; base 0 reads `0x10` too
         for kind in (partial(int, base=0), float):
             with suppress(ValueError):
                 return kind(text)
         names = ", ".join(self.pointers) or "none: data=<npz> brings some"
         raise ConfigError([Problem("arguments", "is neither a number nor an array", text, f"arrays: {names}")])
 
+    def _map(self, match: re.Match[str]) -> Argument:
+        """The tensor map of a matrix. Raises ConfigError."""
+        name, values = match[1], self.arrays[match[1]]
+        if values.ndim != 2:
+            rule = f"asks for a map of an array of {values.ndim} dimensions"
+            raise ConfigError([Problem("arguments", rule, match[0], "name a matrix")])
+        box = int(match[2]), int(match[3])
+        return matrix_map(self.pointers[name], values, box, int(match[4] or 0)).encode()
+
     def write(self) -> None:
         """Write the arrays as the device holds them. Raises ConfigError."""
         if not self.out:
             return
+        # all arrays, since a kernel may write any of its arguments
         device, arrays = self.module.device, self.arrays
         values = {name: device.read(self.pointers[name], entry.dtype, entry.shape) for name, entry in arrays.items()}
         try:
@@ -153,6 +178,7 @@ def _arrays(path: str) -> dict[str, NDArray[Any]]:
         return {}
     try:
         with open_plain_file(Path(path), "data", most=_MOST_BYTES) as packed:
+            # a small file may unpack to any size, so that its headers are read before any array
             if (declared := _declared_bytes(packed)) > _MOST_BYTES:
                 rule = f"holds arrays of {declared:,} bytes, more than {_MOST_BYTES:,}"
                 raise ConfigError([Problem("data", rule, path, "name a file with smaller arrays")])

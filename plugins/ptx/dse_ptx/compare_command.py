@@ -20,12 +20,13 @@ import numpy as np
 from dse.errors import ConfigError, Problem, Problems, pairs
 from dse.files import read_csv
 from dse.results.run_folder import CommandAnswer, writable
-from dse_ptx.execution import Argument, LaunchOptions, Module, PtxDevice
+from dse_ptx.arguments import Argument
+from dse_ptx.execution import LaunchOptions, Module, PtxDevice
 from dse_ptx.gpu_launches import GpuLaunch, is_close, launches, magnitude
 from dse_ptx.sms import SmArray, sm_array
 from dse_ptx.timing import resident_blocks, simulated_blocks, time_launch
 
-_WAVES = 3
+_WAVES = 3  # that are simulated at most, of a launch of many
 
 
 def compare(words: Sequence[str]) -> CommandAnswer:
@@ -56,6 +57,7 @@ def _measured_launches(path: Path) -> list[tuple[GpuLaunch, str, tuple[float, fl
     check, measured = Problems(), list[tuple[GpuLaunch, str, tuple[float, float]]]()
     for line, row in read_csv(path, needed=("device", "file", "kernel", "seconds", "magnitude")).rows:
         where, launch = f"{path.name}, line {line}", by_name.get((row["file"], row["kernel"]))
+        # a table of another version of the kernels
         if launch is None:
             check.add(where, "names no launch of ours", value=row["kernel"])
         elif row["seconds"]:
@@ -108,4 +110,5 @@ def predict(launch: GpuLaunch, machine: SmArray) -> tuple[float, float]:
         for place, value in zip(arguments, written, strict=True)
         if isinstance(value, np.ndarray)
     ]
+    # all blocks are executed, few of them timed: the results are whole
     return done.seconds - done.launch_s, magnitude(arrays)

@@ -56,6 +56,7 @@ def time_convolution(layer: Convolution, machine: SmArray) -> tuple[float, Tilin
     """Seconds of a convolution with its launch, and the tiling that is fastest."""
     times = {}
     for tiling in TILINGS:
+        # the smallest tiling always stays
         if tiling.rows >= 2 * layer.filters and tiling is not TILINGS[-1]:
             continue  # more than half of the tile would be empty
         launches = [trace_convolution(layer, tiling, steps) for steps in (STEPS, 2 * STEPS)]
@@ -71,6 +72,7 @@ def time_convolution(layer: Convolution, machine: SmArray) -> tuple[float, Tilin
 
 def _seconds(layer: Convolution, launches: list[tuple[WarpTrace, Grid]], parts: int, machine: SmArray) -> float:
     """Seconds with so many parts of k: as many more blocks, of other filters and channels."""
+    # in steps
     depth = -(-layer.k // (parts * STEP))
     apart_by = np.array([0, 0, layer.images * 16], np.int64)  # images that do not exist: parts share no bytes
     both = [
@@ -84,9 +86,11 @@ def trace_convolution(layer: Convolution, tiling: Tiling, steps: int) -> tuple[W
     """Streams of a block over so many steps of k, and all blocks of the convolution."""
     module, depth, (high, wide) = kernels(), steps * STEP, layer.plane
     device, mark, plane = module.device, len(module.device), high * wide
+    # a tile in the middle of an image: its windows do not reach into padding
     middle = plane // 2 // tiling.cols
     images = min(-(-(middle + 1) * tiling.cols // plane), layer.images)
     image_bytes = 4 * layer.channels * layer.height * layer.width
+    # repeated where the steps executed go beyond a window
     table = np.resize(layer.table, (max(depth, layer.k), 2))
     w, y = (
         device.allocate(4 * size) for size in (layer.filters * max(layer.k, depth), 2 * tiling.rows * plane * images)
@@ -95,7 +99,9 @@ def trace_convolution(layer: Convolution, tiling: Tiling, steps: int) -> tuple[W
     window = np.array(
         [0] * 4 + [images, layer.channels, layer.height, layer.width, high, wide, *layer.stride, *layer.pad], np.int32
     )
+    # two pointers of 64 bits in the first four words
     window[:4] = np.array([x.address, entries.address]).view(np.int32)
+    # the launch ends with the sampled tile: blocks behind it would add nothing
     sizes = layer.filters, min(images * plane, (middle + 1) * tiling.cols), layer.k, depth
     options = LaunchOptions(sample=(middle,))
     run = module.launch(
@@ -117,6 +123,7 @@ def _grid(layer: Convolution, tiling: Tiling, trace: WarpTrace, bases: tuple[int
     """Blocks by filters, pixels of an image and images, and how far apart they access each tensor."""
     plane, down = layer.plane[0] * layer.plane[1], layer.stride[0] * layer.stride[1]
     image = layer.channels * layer.height * layer.width
+    # tensor of each access, in the order of their allocation: filters, results, images, table
     place = np.searchsorted(bases, trace.addresses.max(axis=1), side="right") - 1
     of_w, of_y, of_x = (4 * np.array(sizes) for sizes in (
         (tiling.rows * layer.k, 0, 0), (tiling.rows * plane, tiling.cols, layer.filters * plane),
@@ -124,8 +131,10 @@ def _grid(layer: Convolution, tiling: Tiling, trace: WarpTrace, bases: tuple[int
     ))  # fmt: skip
     shift = np.zeros((len(place), 3), np.int64)
     for number, steps in enumerate((of_w, of_y, of_x)):
+        # whole sectors; the table, the fourth tensor, is the same for all blocks
         shift[place == number] = steps // SECTOR_BYTES * SECTOR_BYTES
     tiles = np.arange(-(-layer.images * plane // tiling.cols))
+    # the image of a tile's first pixel
     images = tiles * tiling.cols // plane
     within = tiles - -(-images * plane // tiling.cols) - min(middle, plane // tiling.cols)
     groups = -(-layer.filters // tiling.rows)

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem
-from dse_ptx import interpreter as vm
+from dse_ptx import vm
 from dse_ptx.control_flow import Flow, live_registers, reconvergence
+from dse_ptx.hopper import HOPPER
 from dse_ptx.instructions import MAKERS, NOTHING, REFUSED
 from dse_ptx.operands import check_operands
 from dse_ptx.parser import refusal
@@ -30,6 +31,9 @@ from dse_ptx.program import (
 )
 from dse_ptx.rows import Row, UnreadError, immediate_bits
 from dse_ptx.warp_trace import Code, Unit
+from dse_ptx.wgmma_rules import broken_rules
+
+_MAKERS = {**MAKERS, **HOPPER}
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ def decode(function: Function, addresses: Mapping[str, int], path: str = "ptx", 
     Raises ConfigError for all instructions that cannot be executed, at once.
     """
     decoder = _Decoder(function, addresses, path, shared)
+    # all faults are gathered: a user sees every instruction that is not executed in one message
     rows, problems = list[Row](), list[Problem]()
     for entry in function.instructions:
         try:
@@ -78,9 +83,11 @@ class _Decoder:
         self.registers = {name: number for number, name in enumerate(function.registers)}
         self.constants = dict[int, int]()
         self.addresses = dict(addresses)
+        # shared memory of the function follows that of the module, local memory begins at 0 for each thread
         self.sizes = {"shared": shared, "local": 0}
         for entry in function.variables:
             if entry.space in self.sizes:
+                # aligned to a multiple of the variable's alignment
                 offset = -(-self.sizes[entry.space] // entry.align) * entry.align
                 self.addresses[entry.name] = offset
                 self.sizes[entry.space] = offset + entry.size
@@ -88,7 +95,7 @@ class _Decoder:
 
     def row(self, instruction: Instruction) -> Row:
         """Row of one instruction. Raises UnreadError."""
-        make = MAKERS.get(instruction.name)
+        make = _MAKERS.get(instruction.name)
         if make is None and instruction.name not in NOTHING:
             raise UnreadError(REFUSED.get(instruction.name, "the instruction is not known"))
         check_operands(instruction)
@@ -110,6 +117,7 @@ class _Decoder:
     def number(self, operand: Operand, kind: str) -> int:
         """Number of an operand: of a register (counted from 0), or -1 - number of a constant."""
         if isinstance(operand, OperandGroup) and operand.is_pair:
+            # `!%p`: its row has a flag, so that the operand is the register itself
             operand = operand.members[0]
         if isinstance(operand, Register):
             return self.registers[operand.name]
@@ -125,6 +133,7 @@ class _Decoder:
         if not isinstance(operand, Immediate):
             raise UnreadError("an operand has another form")
         bits = immediate_bits(operand, kind)
+        # equal bits share a constant, whatever type they were written in
         return -1 - self.constants.setdefault(bits, len(self.constants))
 
     def assemble(self, rows: list[Row]) -> Decoded:
@@ -137,12 +146,14 @@ class _Decoder:
         for number, (row, instruction) in enumerate(zip(rows, instructions, strict=True)):
             writes = [self.number(entry, "u64") for entry in row.writes]
             reads = [self.number(entry, row.immediate) for entry in row.reads]
+            # places of an instruction: written, read, guard
             fields = {vm.FIRST: len(places), vm.WRITES: len(writes), vm.READS: len(reads), vm.GUARD: -1}
             if instruction.guard:
                 fields[vm.GUARD] = len(places) + len(writes) + len(reads)
             places += [*writes, *reads]
             guard = [self.registers[instruction.guard.register]] if instruction.guard else []
             places += guard
+            # constants depend on nothing, and are no registers of a trace
             written.append([entry for entry in writes if entry >= 0])
             read.append([entry for entry in (*reads, *guard) if entry >= 0])
             for name, value in {vm.BITS: 64, **row.fields, **fields}.items():
@@ -151,10 +162,17 @@ class _Decoder:
             Flow(tuple(w), tuple(r), _target(row), row.fields[vm.KIND] == vm.EXIT, entry.guard is not None)
             for w, r, row, entry in zip(written, read, rows, instructions, strict=True)
         ]
+        problems = list[Problem]()
+        for fault in broken_rules(instructions, flows):
+            entry = instructions[fault.number]
+            problems += refusal(self.path, entry.line, entry.opcode, fault.rule).problems
+        if problems:
+            raise ConfigError(problems)
         table[:, vm.MEETS] = reconvergence(flows)
         count = len(self.constants)
         kinds = list(self.function.registers.values())
         # predicates have registers of their own on hardware
+        # registers of 32 bits: one of 64 bits takes two, one of 16 bits a whole one
         widths = [0 if kind == "pred" else -(-TYPE_BYTES[kind] // 4) for kind in kinds]
         parameters = self.function.parameters
         return Decoded(
@@ -165,8 +183,10 @@ class _Decoder:
             np.array(list(self.constants), np.uint64),
             tuple(entry.line for entry in instructions),
             self.registers,
+            # the most that are alive at once; an assembler may allocate more
             live_registers(flows, widths),
             self.sizes["shared"],
+            # a multiple of 16 bytes, so that vectors of each thread stay aligned
             -(-self.sizes["local"] // 16) * 16,
             max((entry.offset + entry.size for entry in parameters), default=0),
             _code(instructions, rows, written, read),
@@ -191,9 +211,11 @@ def _code(
         _pad(written),
         _pad(read),
         np.array([row.operations for row in rows], np.float64),
+        np.array([row.argument for row in rows], np.int64),
     )
 
 
 def _pad(numbers: list[list[int]]) -> NDArray[np.int32]:
+    # at least one column, also for a kernel that only ends
     width = max(map(len, numbers), default=0) or 1
     return np.array([entry + [-1] * (width - len(entry)) for entry in numbers], np.int32)

@@ -7,18 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dse.errors import Broken, ConfigError, Problem, Problems
 from dse.files import read_text
-from dse_ptx import interpreter as vm
+from dse_ptx import vm
+from dse_ptx.arguments import Argument, Pointer, parameter_bytes
 from dse_ptx.decoder import Decoded, decode
+from dse_ptx.failures import Failure
 from dse_ptx.inlining import inline
+from dse_ptx.interpreter import run
 from dse_ptx.parser import parse
-from dse_ptx.program import Function, Parameter, PtxProgram, Variable
+from dse_ptx.program import Function, PtxProgram, Variable
 from dse_ptx.warp_trace import WarpTrace
 from dse_ptx.wmma import expand
 
@@ -26,24 +29,16 @@ MOST_INSTRUCTIONS = 10**9
 """Warp instructions after which a launch is taken for one that never ends."""
 MOST_THREADS, _MOST_SHARED = 1024, 232448
 """Of a block, of any GPU: threads, and bytes of shared memory (compute capability 9.0)."""
+# limits of each axis; x and y of a block are bounded by MOST_THREADS
 _MOST = {"grid": (2**31 - 1, 65535, 65535), "block": (2**31 - 1, 65535, 64)}
 _PTX = "name a text of PTX, as clang -S, nvcc -ptx or Triton write it"
 _ALIGN, _GAP = 256, 256  # allocations lie apart, so that what runs beyond one meets none
+# rows of the recording at first: a block of a small kernel fits
 _FIRST_ROWS = 1 << 14
 
 
 class LaunchError(Broken):
     """A kernel that failed while it ran, with thread, line and address; exit code 3."""
-
-
-@dataclass(frozen=True)
-class Pointer:
-    """The address of an allocation of a device."""
-
-    address: int
-
-
-Argument: TypeAlias = int | float | np.generic | NDArray[Any] | Pointer
 
 
 @dataclass(frozen=True)
@@ -95,12 +90,14 @@ class PtxDevice:
 
     def allocate(self, values: NDArray[Any] | int) -> Pointer:
         """Allocate bytes (zeros), or an array that is copied. Raises ValueError for negative sizes."""
+        # a transposed array is copied in the order of its indices
         content = np.zeros(values, np.uint8) if isinstance(values, int) else np.ascontiguousarray(values)
         start, size = self._used, content.nbytes
         self._grow(start + size + _ALIGN + _GAP)
         self._bytes[start : start + size] = content.reshape(-1).view(np.uint8)
         self._bytes[start + size : start + size + _ALIGN] = 0
         self._used = -(-(start + size + _GAP) // _ALIGN) * _ALIGN
+        # addresses as kernels see them: the arena begins at 2^32, above the windows of shared and local memory
         self._allocations.append((vm.GLOBAL_BASE + start, vm.GLOBAL_BASE + start + size))
         return Pointer(vm.GLOBAL_BASE + start)
 
@@ -127,6 +124,7 @@ class PtxDevice:
 
     def _grow(self, size: int) -> None:
         if size > len(self._bytes):
+            # doubling keeps the cost of many allocations linear
             grown = np.zeros(max(size, 2 * len(self._bytes)), np.uint8)
             grown[: self._used] = self._bytes[: self._used]
             self._bytes = grown
@@ -134,6 +132,7 @@ class PtxDevice:
     @property
     def allocations(self) -> NDArray[np.int64]:
         """First and end address of each allocation, ascending."""
+        # without allocations: one range of no bytes, in which no address lies
         return np.array(self._allocations or [(0, 0)], np.int64)
 
     def content(self) -> NDArray[np.uint8]:
@@ -144,6 +143,7 @@ class PtxDevice:
         """The bytes of the device and, behind what is allocated, room for a launch, with where it begins."""
         start = -(-self._used // _ALIGN) * _ALIGN
         self._grow(start + extra + _ALIGN)
+        # a whole number of words of 8 bytes, since it is also viewed as words of 64 bits
         return self._bytes[: len(self._bytes) // 8 * 8], start
 
 
@@ -162,6 +162,7 @@ class Module:
 
     def _place(self, variable: Variable) -> None:
         if variable.space == "shared":
+            # `extern .shared` without a size: all such arrays begin at the same address
             if not variable.size:
                 self._dynamic.append(variable)
                 return
@@ -169,6 +170,7 @@ class Module:
             self._addresses[variable.name] = self._static
             self._static += variable.size
         else:
+            # a variable without bytes still needs an address of its own
             content = np.zeros(max(variable.size, 1), np.uint8)
             content[: len(variable.content)] = np.frombuffer(variable.content, np.uint8)
             self._addresses[variable.name] = self.device.allocate(content).address
@@ -183,6 +185,7 @@ class Module:
         """A kernel without calls. Raises ConfigError where it is absent."""
         if name not in self.program.kernels:
             raise ConfigError([Problem("kernel", "is not in the text", name, f"one of {self.program.kernels}")])
+        # calls first: a device function may hold a `wmma`
         return expand(inline(self.program, name, self.path), self.path)
 
     def addresses(self, name: str) -> dict[str, int]:
@@ -207,17 +210,24 @@ class Module:
         kernel = self.kernel(name)
         size = _three_sizes("grid", grid), _three_sizes("block", block)
         _check_block(kernel.function, size[1])
-        return _Execution(self, kernel, size, arguments, options or LaunchOptions()).finish()
+        options = options or LaunchOptions()
+        cluster = _check_cluster(kernel.function, size[0], options.cluster)
+        return _Execution(self, kernel, (*size, cluster), arguments, options).finish()
 
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """shared: bytes of dynamic shared memory. sample: blocks that are recorded. most: warp instructions, at most."""
+    """shared: bytes of dynamic shared memory. sample: blocks that are recorded, in the order of clusters. most: warp
+    instructions, at most. cluster: blocks of one (x, y, z), where the kernel does not fix it.
+    late: bulk copies to shared memory come once nobody else can go on, instead of at once, unless blocks are recorded.
+    """
 
     shared: int = 0
     sample: tuple[int, ...] = ()
     most: int = MOST_INSTRUCTIONS
     watch: Watch | None = None
+    cluster: tuple[int, ...] = ()
+    late: bool = False
 
 
 def _three_sizes(name: str, size: Sequence[int]) -> tuple[int, int, int]:
@@ -235,10 +245,27 @@ def _check_block(kernel: Function, block: tuple[int, int, int]) -> None:
         check.add("block", f"holds more than {MOST_THREADS} threads", value=block)
     if kernel.block and (*kernel.block, 1, 1)[:3] != block:
         words = ",".join(map(str, kernel.block))
+        # .reqntid is exact: a compiler may have put the sizes into addresses
         check.add("block", "differs from the kernel's (.reqntid)", value=block, way_out=f"block={words}")
     if kernel.most_threads and threads > kernel.most_threads:
         check.add("block", f"holds more threads than the kernel's {kernel.most_threads} (.maxntid)", value=block)
     check.done()
+
+
+def _check_cluster(kernel: Function, grid: tuple[int, int, int], asked: tuple[int, ...]) -> tuple[int, int, int]:
+    """Blocks of a cluster along each axis. Raises ConfigError for those that do not fill the grid, or are too many."""
+    if asked and kernel.cluster and (*asked, 1, 1)[:3] != (*kernel.cluster, 1, 1)[:3]:
+        way = f"cluster={','.join(map(str, kernel.cluster))}"
+        raise ConfigError([Problem("cluster", "differs from the kernel's (.reqnctapercluster)", asked, way)])
+    x, y, z = (*(asked or kernel.cluster), 1, 1, 1)[:3]
+    check = Problems()
+    if min(x, y, z) < 1 or x * y * z > vm.MOST_RANKS:
+        check.add("cluster", f"holds more than {vm.MOST_RANKS} blocks, or none", value=(x, y, z))
+        check.done()
+    if any(blocks % of_cluster for blocks, of_cluster in zip(grid, (x, y, z), strict=True)):
+        check.add("grid", f"is no multiple of the blocks of a cluster, {(x, y, z)}", value=grid)
+    check.done()
+    return x, y, z
 
 
 class _Arrays(NamedTuple):
@@ -254,6 +281,7 @@ class _Arrays(NamedTuple):
 def _room(sample: NDArray[np.int64], rows: int) -> vm.Trace:
     """Room for a recording of so many rows."""
     access, owner, sizes = np.zeros(rows, np.int64), np.zeros(rows, np.int32), np.zeros(rows, np.int16)
+    # room for the addresses of all lanes in each row
     addresses = np.zeros(rows * vm.LANES, np.uint64)
     return vm.Trace(sample, np.zeros(rows, np.int32), np.zeros(rows, np.uint32), access, owner, addresses, sizes)
 
@@ -265,14 +293,15 @@ class _Execution:
         self,
         module: Module,
         kernel: Decoded,
-        size: tuple[tuple[int, int, int], tuple[int, int, int]],
+        size: tuple[tuple[int, int, int], tuple[int, int, int], tuple[int, int, int]],
         arguments: Sequence[Argument],
         options: LaunchOptions,
     ) -> None:
         self.module, self.kernel, self.options = module, kernel, options
-        self.grid, self.block = grid, block = size
-        self.threads, self.num_blocks = int(np.prod(block)), int(np.prod(grid))
-        self.warps = -(-self.threads // vm.LANES)
+        self.grid, self.block, self.cluster = size
+        self.threads, self.num_blocks = math.prod(self.block), math.prod(self.grid)
+        # warps of a block, and blocks of a cluster
+        self.warps, self.ranks = -(-self.threads // vm.LANES), math.prod(self.cluster)
         if self.shared_bytes > _MOST_SHARED:
             rule = f"is more than the {_MOST_SHARED} bytes of any GPU"
             raise ConfigError([Problem("shared", rule, self.shared_bytes, "take smaller blocks")])
@@ -290,33 +319,41 @@ class _Execution:
     def _prepare(self) -> _Arrays:
         kernel, state = self.kernel, np.zeros(1, vm.STATE)
         sizes = (len(self.parameters), self.shared_bytes, kernel.local_bytes * self.warps * vm.LANES)
-        rounded = [-(-entry // 16) * 16 for entry in sizes]
-        arena, start = self.module.device.arena(sum(rounded) + 16)
+        parameters, shared, local = (-(-entry // 16) * 16 for entry in sizes)
+        arena, start = self.module.device.arena(parameters + self.ranks * (shared + local) + 16)
         arena[start : start + sizes[0]] = self.parameters
-        state["ntid"], state["nctaid"] = self.block, self.grid
+        state["ntid"], state["nctaid"], state["cluster_dim"] = self.block, self.grid, self.cluster
+        # numbers of operands count the file of registers, in which constants come first
         count, registers = len(kernel.constants), len(kernel.registers)
         # each branch may split a warp, and lanes may loop apart: room for both
         depth = 2 * (int((kernel.rows[:, vm.KIND] == vm.BRANCH).sum()) + vm.LANES)
-        values = {"num_threads": self.threads, "num_warps": self.warps, "num_blocks": self.num_blocks}
+        warps = self.warps * self.ranks
+        values = {"num_threads": self.threads, "num_warps": warps, "num_clusters": self.num_blocks // self.ranks}
+        values |= {"block_warps": self.warps, "cluster_size": self.ranks}
         values |= {"num_constants": count, "num_registers": registers, "depth": depth, "limit": self.options.most}
-        values |= {"param_at": start, "param_size": sizes[0], "shared_at": start + rounded[0], "shared_size": sizes[1]}
-        values |= {"local_at": start + rounded[0] + rounded[1], "local_size": kernel.local_bytes, "watch_pc": -1}
-        values["local_trace"] = _local_trace(start)
+        values |= {"param_at": start, "param_size": sizes[0], "shared_size": sizes[1], "local_size": kernel.local_bytes}
+        values |= {"shared_first": start + parameters, "shared_stride": shared, "local_stride": local}
+        values |= {"local_first": start + parameters + self.ranks * shared, "watch_pc": -1}
+        values |= {"local_trace": _local_trace(start), "is_late": int(self.options.late and not len(self.sample))}
         for name, value in values.items():
             state[name] = value
         self._watch(state)
-        file = np.zeros(vm.LANES * (count + registers * self.warps), np.uint64)
+        file = np.zeros(vm.LANES * (count + registers * warps), np.uint64)
         # constants are registers that no lane changes
         file[: vm.LANES * count] = np.repeat(kernel.constants, vm.LANES)
         # the recording grows while it runs: how many rows there will be is not known
         rows = _FIRST_ROWS if len(self.sample) else 0
         counts = np.zeros((2, len(kernel.rows)), np.int64)
-        warps = np.zeros((self.warps, vm.WARP_FIELDS), np.int64)
+        copies = np.zeros((vm.COPIES, vm.COPY_WORDS), np.int64)
+        of_warps, arrivals = (
+            np.zeros((warps, vm.WARP_FIELDS), np.int64),
+            np.zeros(self.ranks * vm.NAMED_BARRIERS, np.int64),
+        )
         return _Arrays(
             state,
             vm.EncodedProgram(kernel.rows, kernel.operands, file),
             vm.Memory(arena, *_wider(arena), self.module.device.allocations),
-            vm.Queue(np.zeros((self.warps, depth, 3), np.int64), warps, np.zeros(16, np.int64), *counts),
+            vm.Queue(np.zeros((warps, depth, 3), np.int64), of_warps, arrivals, counts[0], counts[1], copies),
             _room(self.sample, rows),
         )
 
@@ -334,6 +371,7 @@ class _Execution:
             x, y, z = (*place, 0, 0, 0)[:3]
             if not (0 <= x < size[0] and 0 <= y < size[1] and 0 <= z < size[2]):
                 raise ConfigError([Problem(name, f"is not in {size}", tuple(place))])
+            # axis x runs fastest, as threads and blocks are numbered on hardware
             numbers.append(x + size[0] * (y + size[1] * z))
         state["watch_pc"], state["watch_skip"] = self.kernel.lines.index(watch.line), watch.visit
         state["watch_block"], state["watch_thread"] = numbers
@@ -344,9 +382,10 @@ class _Execution:
 
     def finish(self) -> LaunchRun:
         """Run to the end, or to what is watched. Raises LaunchError."""
-        a, b = np.zeros(vm.TILE + 4 * vm.LANES), np.zeros(vm.TILE // 2)
+        # matrices A and B, and behind A four accumulators of each lane of `mma`, or a row's of `wgmma`
+        a, b = np.zeros(vm.TILE + 256), np.zeros(vm.TILE)
         # the recording is full: it is enlarged, and the run goes on where it stopped
-        while (status := int(vm.run(*self.launch, vm.LANES, a, b))) == vm.FULL:
+        while (status := int(run(*self.launch, vm.LANES, a, b))) == vm.FULL:
             self._extend()
         if status not in (vm.DONE, vm.WATCHED):
             raise LaunchError(self._failure(status))
@@ -368,6 +407,8 @@ class _Execution:
     def _registers(self) -> dict[str, int]:
         count = len(self.kernel.constants)
         warp, lane = divmod(self.number("watch_thread"), vm.LANES)
+        warp += self.number("rank") * self.warps
+        # the file is [constants, then registers of warp 0, 1, ...][lanes]
         rows = self.launch.program.file.reshape(-1, vm.LANES)[count + warp * len(self.kernel.registers) :, lane]
         return {name: int(rows[number]) for name, number in self.kernel.registers.items()}
 
@@ -376,19 +417,11 @@ class _Execution:
         row = max(self.number("pc"), 0)
         block = _coordinates(self.number("block"), self.grid)
         thread = _coordinates(self.number("fault_thread"), self.block)
-        who, address = f"thread {thread} of block {block}", f"0x{self.number('fault_address'):x}"
+        address, arrivals, size = (self.number(f"fault_{name}") for name in ("address", "arrivals", "bytes"))
+        failure = Failure(status, thread, block, address, arrivals, size, self.options.most, self.ranks)
         opcode = self.kernel.code.opcodes[row]
-        sentences = {
-            vm.OUT_OF_BOUNDS: f"{who} accesses {address}, which is out of bounds",
-            vm.MISALIGNED: f"{who} accesses {address}, which is not a multiple of the access's size",
-            vm.DEADLOCK: f"{who} waits at a barrier to which other warps never come (deadlock)",
-            vm.DIVERGENT: f"a barrier is reached without {who}, which has not ended (deadlock)",
-            vm.ENDLESS: f"{self.options.most} warp instructions were executed, and the kernel has not ended",
-            vm.TRAPPED: f"{who} executes a trap",
-            vm.DEEP: f"{who} diverges more deeply than the kernel has branches",
-        }
         where = f"{self.module.path}, line {self.kernel.lines[row]}, {opcode} of {self.kernel.function.name}"
-        return f"{where}: {sentences[status]}"
+        return f"{where}: {failure.sentence}"
 
     def _trace(self) -> WarpTrace:
         """The recording, warp after warp."""
@@ -397,6 +430,7 @@ class _Execution:
         # warps take turns in the recording; within one the order is that of execution
         order = np.argsort(owner, kind="stable")
         count = len(self.sample) * self.warps
+        # an owner is sampled block x warps + warp, so that sorting by it leaves warps of a block together
         starts = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=count))])
         return WarpTrace(
             self.kernel.code,
@@ -411,6 +445,7 @@ class _Execution:
             self.threads,
             self.kernel.registers_per_thread,
             self.shared_bytes,
+            self.ranks,
         )
 
 
@@ -421,48 +456,10 @@ def _wider(arena: NDArray[np.uint8]) -> tuple[NDArray[np.uint16], NDArray[np.uin
 
 def _local_trace(start: int) -> int:
     """Address at which local memory of all threads would lie in global memory."""
+    # a whole MiB above what is allocated: no sector of local memory is also one of an array
     return vm.GLOBAL_BASE + (-(-start // (1 << 20)) + 1) * (1 << 20)
 
 
 def _coordinates(number: int, size: tuple[int, int, int]) -> tuple[int, int, int]:
+    # x fastest
     return number % size[0], number // size[0] % size[1], number // (size[0] * size[1])
-
-
-def parameter_bytes(parameters: Sequence[Parameter], arguments: Sequence[Argument]) -> NDArray[np.uint8]:
-    """Bytes of the parameter space. Raises ConfigError for arguments that do not fit."""
-    if len(arguments) != len(parameters):
-        rule = f"holds {len(arguments)} values where the kernel has {len(parameters)} parameters"
-        raise ConfigError(
-            [Problem("arguments", rule, way_out=", ".join(f".{p.type_name} {p.name}" for p in parameters))]
-        )
-    content = np.zeros(max((entry.offset + entry.size for entry in parameters), default=0), np.uint8)
-    for parameter, argument in zip(parameters, arguments, strict=True):
-        value = _argument_bytes(parameter, argument)
-        content[parameter.offset : parameter.offset + parameter.size] = np.frombuffer(value, np.uint8)
-    return content
-
-
-def _argument_bytes(parameter: Parameter, argument: Argument) -> bytes:
-    """Bytes of one argument: numbers in the type of the parameter. Raises ConfigError where they do not fit."""
-    kind, bits = parameter.type_name, 8 * parameter.size
-    # `2` may be typed for a float
-    if isinstance(argument, int) and kind in ("f32", "f64"):
-        argument = float(argument)
-    if isinstance(argument, Pointer):
-        value = argument.address.to_bytes(8, "little")
-    elif isinstance(argument, np.ndarray | np.generic):
-        value = argument.tobytes()
-    elif isinstance(argument, float) and kind[0] in "us":
-        rule, way = f"is no whole number, as .{kind} is", "write it without a point"
-        raise ConfigError([Problem(f"arguments.{parameter.name}", rule, str(argument), way)])
-    elif isinstance(argument, float):
-        value = np.array(argument, {4: np.float32, 8: np.float64}.get(parameter.size, np.float16)).tobytes()
-    # signed and unsigned values of as many bits
-    elif not -(1 << bits - 1) <= argument < 1 << bits:
-        raise ConfigError([Problem(f"arguments.{parameter.name}", f"is no number of {bits} bits", str(argument))])
-    else:
-        value = (argument % (1 << bits)).to_bytes(parameter.size, "little")
-    if len(value) != parameter.size:
-        rule = f"has {parameter.size} bytes, and is given {len(value)}"
-        raise ConfigError([Problem(f"arguments.{parameter.name}", rule, str(argument))])
-    return value

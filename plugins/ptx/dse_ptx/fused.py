@@ -11,6 +11,7 @@ def _fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
     """Type of `fma`, and what writes its code."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        # LLVM's intrinsic: an instruction of the machine if it has one, else a call of the C library
         return builder.fma(*arguments)
 
     return a(a, b, c), generate

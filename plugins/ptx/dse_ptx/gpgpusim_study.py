@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _ALGORITHM, _HASH, _IMAGES, _GPU = "work.algorithm", "sms.channel_hash", "work.images", "sms.gpu"
 _LENET, _CAMPS, _CALLS = "lenet", 2.0, 3
+# _CAMPS: lines of the busiest channel over the mean's, from which on a call camps
 _DIFFERS = 0.1  # of the peak, from which on phases differ
 _PERCENT = 100.0
 _NO_REFERENCE = "no public measurement of LeNet on this GPU, and cuDNN's kernels are not ours"
@@ -64,6 +65,7 @@ class Gpgpusim(Plain):
             for place, launch in enumerate(launches):
                 rows.append({**labels, "launch": place, **_row(launch)})
                 intervals.append(table_of(labels, place, launch))
+            # one figure for each work and algorithm: the hash changes where lines lie, not which are moved
             if labels["hash"] == "none":
                 longest = max(launches, key=lambda launch: launch.time.seconds)
                 for kind, draw in figures(longest.time, longest.kernel):
@@ -108,6 +110,7 @@ def _floors(ok: pd.DataFrame) -> dict[str, ClaimResult]:
     lenet = ok[ok["scenario"] == _LENET]
     if lenet.empty:
         return {"gpgpusim.floors": ClaimResult(None, f"needs works=[{_LENET}]")}
+    # the fastest algorithm, which a library would choose
     best = lenet.sort_values("time_s").iloc[0]
     text = f"{best['kernels']:.0f} launches in {1e6 * best['time_s']:.0f} us, by {best[_ALGORITHM]}"
     share = _PERCENT * float(best["launch_share"])
@@ -115,7 +118,8 @@ def _floors(ok: pd.DataFrame) -> dict[str, ClaimResult]:
     cause = (
         f"a kernel lasts {each_us * (1 - best['launch_share']):.1f} us, its launch {each_us * best['launch_share']:.1f}"
     )
-    return {"gpgpusim.floors": ClaimResult(share, text, f"{cause}, and {best['issued']:.0%} of slots issue")}
+    cause += f", and {best['issued']:.0%} of slots issue: convolutions have few blocks, and products need instructions"
+    return {"gpgpusim.floors": ClaimResult(share, text, f"{cause} that patterns lack")}
 
 
 def _phases(ok: pd.DataFrame) -> dict[str, ClaimResult]:
@@ -125,6 +129,7 @@ def _phases(ok: pd.DataFrame) -> dict[str, ClaimResult]:
         for labels, launches in _runs(ok[ok["scenario"].isin(CONVOLUTIONS)])
         if labels["hash"] == "none"
     }
+    # the claim is about most calls, so that a few are needed
     if len(calls) < _CALLS:
         return {"gpgpusim.phases": ClaimResult(None, f"needs {_CALLS} convolutions, such as conv1 by all algorithms")}
     several = [name for name, launches in calls.items() if _differ(launches)]
@@ -157,6 +162,7 @@ def _differ(launches: tuple[TimedLaunch, ...]) -> bool:
 def _camping(ok: pd.DataFrame) -> dict[str, ClaimResult]:
     """Largest camping of convolutions without a hash, and of the same ones with one."""
     names = ("gpgpusim.camping", "gpgpusim.camping_no_hash", "gpgpusim.camping_hash")
+    # the published claim is about cuDNN's calls; the transposed product is our own, and only named in the text
     calls = ok[ok["scenario"].isin((*CONVOLUTIONS, _LENET))]
     plain, hashed = (calls[(calls[_HASH] == "none") == is_plain] for is_plain in (True, False))
     if plain.empty or hashed.empty:

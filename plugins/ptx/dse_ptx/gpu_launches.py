@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dse_ptx.kernels import FOLDER, kernel_text
 
 _TYPES = {"f16": np.float16, "f32": np.float32, "f64": np.float64, "i32": np.int32, "i64": np.int64}
+# a hash and no generator: the same numbers with any version of NumPy
 _FACTOR, _RANGE = 2654435761, 1 << 32  # of Knuth's multiplicative hash
 Value: TypeAlias = "np.generic | NDArray[Any]"
 
@@ -75,5 +76,6 @@ def magnitude(arrays: Iterable[NDArray[Any]]) -> float:
 
 def is_close(one: float, other: float, kinds: Sequence[str]) -> bool:
     """Return whether magnitudes differ by no more than rounding in another order."""
+    # 2^-2 with halves, 2^-10 else: sums over many terms lose digits
     digits = 10 if any(kind.startswith("f16") for kind in kinds) else 18
     return abs(one - other) <= 2.0 ** (8 - digits) * max(abs(one), abs(other))

@@ -23,13 +23,14 @@ from dse_ptx.program import (
     Variable,
 )
 
-_MOST_INSTRUCTIONS = 1 << 17
+_MOST_INSTRUCTIONS = 1 << 17  # a chain of functions that each call twice doubles with every level
 
 
 def inline(program: PtxProgram, name: str, path: str) -> Function:
     """Return a kernel without calls. Raises ConfigError for recursion and calls of what the text does not hold."""
     kernel = program.functions[name]
     _check_recursion(program, name, (), path)
+    # one call at a time: what is inlined may call again
     while any(entry.name == "call" for entry in kernel.instructions):
         kernel = _without_first_call(kernel, program, path)
     return _with_registers(kernel, path)
@@ -47,6 +48,7 @@ def _check_recursion(program: PtxProgram, name: str, callers: tuple[str, ...], p
 
 
 def _callee(call: Instruction) -> str:
+    # a call through a register names no symbol: "" is the name of no function
     return next((entry.name for entry in call.operands if isinstance(entry, Symbol)), "")
 
 
@@ -92,6 +94,7 @@ def _splice(caller: Function, place: int, callee: Function, names: Mapping[str, 
             body.append(replace(entry, operands=operands, guard=guard))
     # the call itself is replaced
     shift = len(body) - 1
+    # labels behind the call move by what it grows
     labels = {name: at + (shift if at > place else 0) for name, at in caller.labels.items()}
     labels |= {names[name]: at + start for name, at in callee.labels.items()} | {after: place + len(body)}
     return replace(
@@ -107,7 +110,8 @@ def _rename(operand: Operand, names: Mapping[str, str]) -> Operand:
     if isinstance(operand, Register | Symbol):
         return type(operand)(names.get(operand.name, operand.name))
     if isinstance(operand, Address) and operand.base is not None:
-        return Address(type(operand.base)(names.get(operand.base.name, operand.base.name)), operand.offset)
+        inner = tuple(_rename(entry, names) for entry in operand.coordinates)
+        return Address(type(operand.base)(names.get(operand.base.name, operand.base.name)), operand.offset, inner)
     if isinstance(operand, OperandGroup):
         return OperandGroup(tuple(_rename(entry, names) for entry in operand.members), operand.is_pair)
     return operand

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
-from dse_ptx import interpreter as vm
+from dse_ptx import vm
 from dse_ptx.mma import mma
 from dse_ptx.program import TYPE_BYTES, Address, Function, Immediate, Instruction, OperandGroup, Symbol
 from dse_ptx.rows import (
@@ -27,6 +27,8 @@ SPECIAL_REGISTERS = (
     *_AXES,
     *("%laneid", "%warpid", "%nwarpid", "%lanemask_eq", "%lanemask_lt", "%lanemask_le", "%lanemask_gt", "%lanemask_ge"),
     *("%clock", "%dynamic_smem_size", "%smid", "%gridid"),
+    *(f"%{name}.{axis}" for name in ("clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid") for axis in "xyz"),
+    *("%cluster_ctarank", "%cluster_nctarank", "%is_explicit_cluster"),
 )
 """Special registers by number. `%clock` counts executed warp instructions."""
 _SAME = {"%clock64": "%clock", "%globaltimer": "%clock", "%total_smem_size": "%dynamic_smem_size"}
@@ -34,20 +36,23 @@ _SPACES = {
     "global": vm.GLOBAL,
     "shared": vm.SHARED,
     "shared_cta": vm.SHARED,
+    "shared_cluster": vm.CLUSTER,
     "local": vm.LOCAL,
     "param": vm.PARAM,
+    # constants lie in global memory of the device here
     "const": vm.GLOBAL,
 }
 _FORMATS = {"f16": vm.F16, "bf16": vm.BF16, "f32": vm.F32, "f64": vm.F64, "tf32": vm.TF32}
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan")
+# unsigned comparisons have names of their own: lower, lower or same, higher, higher or same
 _UNSIGNED = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
 _ROUNDING = {"rn": vm.RN, "rz": vm.RZ, "rna": vm.RNA, "rni": vm.RN, "rzi": vm.RZ, "rmi": vm.RM, "rpi": vm.RP}
 _ATOMS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
-_HINTS = ("prefetch", "prefetchu", "griddepcontrol", "discard", "setmaxnreg", "pmevent")
+# hints to caches and to the scheduler of grids: results do not depend on them
+_HINTS = ("prefetch", "prefetchu", "griddepcontrol", "discard", "pmevent")
 NOTHING = ("membar", "fence", "nanosleep", *_HINTS)
 _TEXTURES = "textures and surfaces are not executed; read their arrays by ld.global"
 REFUSED = {
-    "wgmma": "it multiplies tiles in shared memory while its warps go on; compile for sm_80, which has mma.sync",
     "tcgen05": "it works on tensor memory, which is not there; compile for sm_80, which has mma.sync",
     **dict.fromkeys(("tex", "tld4", "txq", "suld", "sust", "sured", "suq"), _TEXTURES),
 }
@@ -70,11 +75,12 @@ def _float_row(op: int, work: float = 1.0, unit: Unit | None = None) -> Maker:
     def make(function: Function, instruction: Instruction) -> Row:
         check_modifiers(instruction, "rn", "ftz", "sat", "relu", "NaN", "approx", "full")
         kind, (result, *sources) = instruction.types[-1], instruction.operands
-        packed = 2.0 if kind.endswith("x2") else 1.0
+        packed = 2.0 if kind.endswith("x2") else 1.0  # x2: two halves in one register
         base = kind.removesuffix("x2")
         units = {"f64": Unit.FP64, "f32": Unit.FP32}
         fields = {vm.KIND: vm.FLOAT, vm.OP: op, vm.FORMAT: _FORMATS[base], vm.FLAGS: _float_flags(instruction)}
         fields[vm.BITS] = bits_of(kind)
+        # no flag is applied in double precision: refused rather than ignored
         if base == "f64" and fields[vm.FLAGS]:
             raise UnreadError("modifier of double precision")
         return Row(fields, [result], sources, unit or units.get(base, Unit.FP16), packed * work, kind)
@@ -118,8 +124,10 @@ def _product(low: int, high: int) -> Maker:
         operands = list(instruction.operands)
         operands[1:3] = [cut_constant(kind, entry) for entry in operands[1:3]]
         shortened = replace(instruction, operands=tuple(operands))
+        # `mul.wide` of 16 or 32 bits has a result of twice as many; both fit into the 64 bits of a lane
         if "wide" in names:
             return _integer_row(low, wide=True)(function, shortened)
+        # the low half of a product is the same with and without signs; the high half is not
         row = _integer_row(high if "hi" in names else low, signs="xyz" if kind[0] == "s" else "")(function, shortened)
         row.immediate = kind
         return row
@@ -132,6 +140,7 @@ def _shift(op: int) -> Maker:
 
     def make(function: Function, instruction: Instruction) -> Row:
         kind, (result, value, *counts) = instruction.types[-1], instruction.operands
+        # a shift count has 32 bits, whatever the type of what is shifted
         operands = (result, cut_constant(kind, value), *(cut_constant("u32", entry) for entry in counts))
         return _integer_row(op, signs="x")(function, replace(instruction, operands=operands))
 
@@ -141,6 +150,7 @@ def _shift(op: int) -> Maker:
 def _move(function: Function, instruction: Instruction) -> Row:
     kind, (result, source) = instruction.types[-1], instruction.operands
     if isinstance(result, OperandGroup):
+        # two registers of half the size, the lower first
         if len(result.members) != 2:
             raise UnreadError("unpacks other than two halves")
         return Row({vm.KIND: vm.UNPACK, vm.BITS: bits_of(kind) // 2}, list(result.members), [source], immediate=kind)
@@ -149,6 +159,7 @@ def _move(function: Function, instruction: Instruction) -> Row:
             raise UnreadError("packs other than two halves")
         fields = {vm.KIND: vm.INTEGER, vm.OP: vm.PACK, vm.BITS: bits_of(kind), vm.BYTES: bits_of(kind)}
         return Row(fields, [result], list(source.members), immediate=f"b{bits_of(kind) // 2}")
+    # a name with `%` that is no register of the kernel is a special one
     if isinstance(source, Symbol) and source.name.startswith("%"):
         name = _SAME.get(source.name, source.name)
         if name not in SPECIAL_REGISTERS:
@@ -189,13 +200,14 @@ def _compare(function: Function, instruction: Instruction) -> Row:
     word = _UNSIGNED.get(names[0], names[0])
     combine = {"and": vm.AND_Z, "or": vm.OR_Z, "xor": vm.XOR_Z}
     flags = sum(combine[entry] for entry in names[1:] if entry in combine)
-    if third and isinstance(third[0], OperandGroup):
+    if third and isinstance(third[0], OperandGroup):  # `!p`
         flags |= vm.NOT_Z
     if bool(third) != any(entry in combine for entry in names):
         raise UnreadError("its third operand")
     results = members(result)
     true, bits = 1, 1
     if instruction.name == "set":
+        # `set` writes all ones, or 1.0, where the comparison holds
         true, bits = (0x3F800000 if instruction.types[0] == "f32" else 0xFFFFFFFF), 32
     fields = {vm.MODE: _COMPARISONS.index(word), vm.OFFSET: true, vm.BITS: bits, vm.BYTES: bits}
     fields |= {vm.KIND: vm.INTEGER, vm.OP: vm.SETP, vm.X: sign_of(kind), vm.Y: sign_of(kind)}
@@ -219,19 +231,24 @@ def _convert(function: Function, instruction: Instruction) -> Row:
     check_modifiers(instruction, *_ROUNDING, "ftz", "sat", "relu", "satfinite")
     names, types, (result, *sources) = instruction.modifiers, instruction.types, instruction.operands
     target, source = types[0].removesuffix("x2"), types[-1]
+    # the halves of a packed conversion are put together by `_convert_pair`
     flags = _float_flags(instruction) & ~vm.PACKED
     word = next((entry for entry in names if entry in _ROUNDING), "rn")
     flags |= vm.INTEGRAL if word.endswith("i") else 0
     fields = {vm.KIND: vm.CONVERT, vm.MODE: _ROUNDING[word], vm.FLAGS: flags, vm.X: sign_of(source)}
     fields |= {vm.SOURCE: _FORMATS.get(source, vm.INT), vm.FORMAT: _FORMATS.get(target, vm.INT)}
     fields |= {vm.BITS: bits_of(target), vm.Y: int(target[0] == "s")}
+    # the interpreter rounds to the nearest into f32 and f64; truncation is known for halves alone
     is_exact = target in ("f32", "f64") or word in ("rn", "rna") or flags & vm.INTEGRAL or not is_float(target)
     if not is_exact and not (word == "rz" and target in ("f16", "bf16")):
         raise UnreadError(f"rounding .{word}")
-    if target == "f32" and word == "rz" and source != "f32":
+    # integers of 32 bits are exact in f64; those of 64 bits are rounded
+    inexact = (target == "f32" and source != "f32") or (target == "f64" and source in ("s64", "u64"))
+    if word == "rz" and inexact:
         raise UnreadError("rounding .rz")
     if fields[vm.SOURCE] == vm.INT and fields[vm.FORMAT] == vm.INT:
         bits = min(bits_of(target), 63)
+        # limits of the target, for `.sat`
         fields[vm.OFFSET] = -(1 << (bits - 1)) if target[0] == "s" else 0
         fields[vm.BYTES] = (1 << (bits - 1)) - 1 if target[0] == "s" else (1 << bits) - 1
         if flags & vm.SAT and 64 in (bits_of(target), bits_of(source)):
@@ -241,12 +258,14 @@ def _convert(function: Function, instruction: Instruction) -> Row:
             fields[vm.X] = (
                 min(bits_of(source), bits_of(target)) if target[0] == "s" and not flags & vm.SAT else fields[vm.X]
             )
+    # a negative X reads that many bits and clears the others
     if not fields[vm.X] and fields[vm.SOURCE] == vm.INT and register_bits(function, sources[0]) > bits_of(source):
         fields[vm.X] = -bits_of(source)
     is_integer = fields[vm.SOURCE] == vm.INT and fields[vm.FORMAT] == vm.INT
     return Row(fields, [result], sources, Unit.INTEGER if is_integer else Unit.SPECIAL, 0.0, source)
 
 
+# Hints of caching and scopes of memory: blocks run one after another, so that neither changes a result.
 _CACHING = (
     "nc ca cg cs cv lu wb wt volatile relaxed acquire release acq_rel weak sys gpu cta cluster noftz sync aligned "
     "L1_no_allocate L1_evict_first L1_evict_last L1_evict_normal L1_evict_unchanged L2_evict_first L2_evict_last "
@@ -270,10 +289,11 @@ def _access(function: Function, instruction: Instruction) -> Row:
     space = _space(instruction)
     fields = {vm.KIND: vm.LOAD if is_load else vm.STORE, vm.SPACE: space, vm.OFFSET: address.offset}
     fields |= {vm.BYTES: TYPE_BYTES[kind], vm.COUNT: len(values)}
+    # a narrow load fills its register: with the sign of its type, or zeros
     if is_load:
         fields |= {vm.X: sign_of(kind), vm.BITS: max(register_bits(function, values[0]), bits_of(kind))}
-    units = {vm.SHARED: (Unit.SHARED_LOAD, Unit.SHARED_STORE), vm.PARAM: (Unit.CONSTANT, Unit.CONSTANT)}
-    load, store = units.get(space, (Unit.GLOBAL_LOAD, Unit.GLOBAL_STORE))
+    units = dict.fromkeys((vm.SHARED, vm.CLUSTER), (Unit.SHARED_LOAD, Unit.SHARED_STORE))
+    load, store = (units | {vm.PARAM: (Unit.CONSTANT, Unit.CONSTANT)}).get(space, (Unit.GLOBAL_LOAD, Unit.GLOBAL_STORE))
     unit = Unit.CONSTANT if "const" in instruction.modifiers else load if is_load else store
     if is_load:
         return Row(fields, values, [address], unit, 0.0, "u64")
@@ -290,25 +310,11 @@ def _atomic(function: Function, instruction: Instruction) -> Row:
     if is_float(kind) and (word != "add" or kind not in ("f16", "f32", "f64")):
         raise UnreadError(f"type .{kind} of .{word}")
     fields = {vm.KIND: vm.ATOMIC, vm.OP: _ATOMS.index(word), vm.SPACE: _space(instruction), vm.OFFSET: address.offset}
+    # X is negative: an atomic's numbers are not extended when they are read, but compared with their signs
     fields |= {vm.BYTES: TYPE_BYTES[kind], vm.COUNT: 1, vm.FORMAT: _FORMATS.get(kind, vm.INT), vm.X: -sign_of(kind)}
-    unit = Unit.SHARED_ATOMIC if fields[vm.SPACE] == vm.SHARED else Unit.GLOBAL_ATOMIC
-    results = [] if not result or result[0] == Symbol("_") else list(result)
+    unit = Unit.SHARED_ATOMIC if fields[vm.SPACE] in (vm.SHARED, vm.CLUSTER) else Unit.GLOBAL_ATOMIC
+    results = [] if not result or result[0] == Symbol("_") else list(result)  # `_`: the old value is not wanted
     return Row(fields, results, [address, *(cut_constant(kind, entry) for entry in values)], unit, 0.0, "u64")
-
-
-def _copy(function: Function, instruction: Instruction) -> Row:
-    """`cp.async` and its groups, which have nothing to wait for."""
-    if "shared" not in instruction.modifiers and "shared_cta" not in instruction.modifiers:
-        if "async" in instruction.modifiers and "bulk" not in instruction.modifiers:
-            return Row({vm.KIND: vm.NOTHING})
-        raise UnreadError("bulk copies")
-    if "bulk" in instruction.modifiers:
-        raise UnreadError("bulk copies")
-    target, source, size, *lengths = instruction.operands
-    if not isinstance(target, Address) or not isinstance(source, Address) or not isinstance(size, Immediate):
-        raise UnreadError("its operands")
-    fields = {vm.KIND: vm.COPY, vm.BYTES: size.value, vm.COUNT: 1, vm.OFFSET: target.offset, vm.TARGET: source.offset}
-    return Row(fields, [], [target, source, lengths[0] if lengths else size], Unit.GLOBAL_LOAD, 0.0, "u64")
 
 
 def _matrix(function: Function, instruction: Instruction) -> Row:
@@ -318,7 +324,7 @@ def _matrix(function: Function, instruction: Instruction) -> Row:
         raise UnreadError("its operands")
     values = members(value)
     fields = {vm.KIND: vm.MATRIX, vm.COUNT: len(values), vm.SPACE: _space(instruction), vm.OFFSET: address.offset}
-    fields |= {vm.MODE: int("trans" in instruction.modifiers), vm.BYTES: 16}
+    fields |= {vm.MODE: int("trans" in instruction.modifiers), vm.BYTES: 16}  # a row of eight elements of 16 bits
     return Row(fields, values, [address], Unit.SHARED_LOAD, 0.0, "u64")
 
 
@@ -362,15 +368,6 @@ def _branch(function: Function, instruction: Instruction) -> Row:
     return Row({vm.KIND: vm.BRANCH, vm.TARGET: function.labels[label.name]}, unit=Unit.BRANCH)
 
 
-def _barrier(function: Function, instruction: Instruction) -> Row:
-    names = instruction.modifiers
-    if names[:1] == ("warp",):
-        return Row({vm.KIND: vm.NOTHING})
-    check_modifiers(instruction, "sync", "arrive", "aligned", "cta")
-    fields = {vm.KIND: vm.BARRIER, vm.MODE: int("arrive" in names)}
-    return Row(fields, [], list(instruction.operands) or [Immediate(0)], Unit.BARRIER, 0.0, "u32")
-
-
 def _end(function: Function, instruction: Instruction) -> Row:
     return Row({vm.KIND: vm.EXIT}, unit=Unit.EXIT)
 
@@ -380,12 +377,13 @@ def _trap(function: Function, instruction: Instruction) -> Row:
 
 
 def _generic(function: Function, instruction: Instruction) -> Row:
-    """`cvta`: addresses of global memory are generic ones; the windows of shared and local memory are added."""
-    window = {vm.SHARED: vm.SHARED_WINDOW, vm.LOCAL: vm.LOCAL_WINDOW}.get(_space(instruction), 0)
+    """`cvta`: addresses of global memory are generic ones; the windows of other spaces are added."""
+    windows = {vm.SHARED: vm.SHARED_WINDOW, vm.LOCAL: vm.LOCAL_WINDOW, vm.PARAM: vm.PARAM_WINDOW}
+    window = windows.get(_space(instruction), 0)
     result, source = instruction.operands
     kind = instruction.types[-1]
     fields = {vm.KIND: vm.INTEGER, vm.OP: vm.ADD, vm.BITS: bits_of(kind), vm.BYTES: bits_of(kind)}
-    offset = -window if "to" in instruction.modifiers else window
+    offset = -window if "to" in instruction.modifiers else window  # `.to` leaves the window
     return Row(fields, [result], [source, Immediate(offset)], Unit.INTEGER, 0.0, "s64")
 
 
@@ -395,6 +393,7 @@ def _lookup(function: Function, instruction: Instruction) -> Row:
     result, *sources, table = instruction.operands
     if not isinstance(table, Immediate) or len(sources) != 3:
         raise UnreadError("its table")
+    # MODE: bit k of the table is the result where the three inputs spell k
     fields = {vm.KIND: vm.INTEGER, vm.OP: vm.LOP3, vm.BITS: 32, vm.BYTES: 32, vm.MODE: table.value}
     return Row(fields, [result], sources, Unit.INTEGER, 0.0, "b32")
 
@@ -407,7 +406,7 @@ def _bytes(function: Function, instruction: Instruction) -> Row:
     op = {"prmt": vm.PRMT, "bfi": vm.BFI, "dp4a": vm.DP4A, "shf": vm.SHF_L if "l" in names else vm.SHF_R}
     mode = int("clamp" in names)
     if instruction.name == "dp4a":
-        mode = (instruction.types[0][0] == "s") + 2 * (instruction.types[1][0] == "s")
+        mode = (instruction.types[0][0] == "s") + 2 * (instruction.types[1][0] == "s")  # bit 0: A has signs, bit 1: B
     fields = {vm.KIND: vm.INTEGER, vm.OP: op[instruction.name], vm.BITS: bits_of(kind), vm.BYTES: bits_of(kind)}
     return Row(fields | {vm.MODE: mode}, [result], sources, Unit.INTEGER, 0.0, kind)
 
@@ -462,13 +461,11 @@ MAKERS: Mapping[str, Maker] = {
     "cvta": _generic,
     **dict.fromkeys(("ld", "ldu", "st"), _access),
     **dict.fromkeys(("atom", "red"), _atomic),
-    "cp": _copy,
     "ldmatrix": _matrix,
     "mma": mma,
     "shfl": _shuffle,
     **dict.fromkeys(("vote", "match", "activemask", "redux"), _vote),
     "bra": _branch,
-    **dict.fromkeys(("bar", "barrier"), _barrier),
     **dict.fromkeys(("ret", "exit"), _end),
     **dict.fromkeys(("trap", "brkpt"), _trap),
     "createpolicy": _policy,

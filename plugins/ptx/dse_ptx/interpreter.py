@@ -1,178 +1,215 @@
-"""The compiled interpreter: a launch's blocks one after another, warps of a block in turns, 32 lanes at once.
+"""The compiled interpreter: a launch's clusters one after another, warps of a cluster in turns, 32 lanes at once.
 
 Registers hold 64 bits a lane, filled up with zeros; predicates are registers of 0 or 1, constants registers that all
 warps share. An instruction reads its operands into arrays of 32 lanes, computes all lanes, and stores those that are
 active. Divergence is a stack of (instruction, where the lanes meet again, lanes) for each warp: the top runs.
 
-Where PTX leaves results open: approximations are rounded from double precision, `mma` sums products in double precision
-and rounds once, lanes of an atomic operation follow one another, `cp.async` copies at once, and a warp runs until a
-barrier, its end, or for `_QUANTUM` instructions before the next one does.
+Where PTX leaves results open: approximations are rounded from double precision, `mma` and `wgmma` sum products in
+double precision and round once, lanes of an atomic operation follow one another, `cp.async`, bulk copies and `wgmma`
+are done at once, and a warp runs until a barrier, its end, or for `_QUANTUM` instructions before the next one does. A
+wait for an mbarrier lets others run first: it answers that the phase goes on where nobody else can go on, `_PATIENCE`
+times in a row, before it is taken for a deadlock.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dse_ptx import bulk, mbarriers, vm, warpgroups
 from dse_ptx.fused import fma
-from simulators.compiled import flat, inline_never
-
-Words = NDArray[np.uint64]
-Ints = NDArray[np.int64]
-
-LANES, ALL = 32, 0xFFFFFFFF
-GLOBAL_BASE, SHARED_WINDOW, LOCAL_WINDOW = 1 << 32, 1 << 24, 1 << 25
-"""Where global memory begins, and where shared and local memory are seen by generic addresses."""
-_QUANTUM = 1 << 14
-TILE = 16 * 256
-"""Elements of the largest matrix of `mma`."""
-
-# Fields of an instruction. X, Y, Z: bits from which an operand's sign is extended, 0 for none. FIRST: of its operands,
-# those written before those read.
-# fmt: off
-(KIND, OP, BITS, X, Y, Z, FORMAT, SOURCE, MODE, FLAGS, GUARD, NEGATED, FIRST, WRITES, READS, TARGET, MEETS, OFFSET,
- BYTES, COUNT, SPACE) = range(21)
-FIELDS = 21
-(INTEGER, FLOAT, CONVERT, LOAD, STORE, ATOMIC, COPY, SPECIAL, SHUFFLE, VOTE, MMA, MATRIX, UNPACK, BRANCH, BARRIER, EXIT,
- NOTHING, TRAP) = range(18)
-(MOV, ADD, SUB, MUL, MAD, MUL_HI, MAD_HI, DIV, REM, MIN, MAX, ABS, NEG, AND, OR, XOR, NOT, CNOT, SHL, SHR, SETP, SELP,
- SLCT, BFE, BFI, BREV, POPC, CLZ, BFIND, LOP3, PRMT, SHF_L, SHF_R, SAD, DP4A, PACK) = range(36)
-(FADD, FSUB, FMUL, FFMA, FDIV, FMIN, FMAX, FABS, FNEG, FRCP, FSQRT, FRSQRT, FEX2, FLG2, FSIN, FCOS, FTANH, FCOPYSIGN,
- FSETP, FTESTP) = range(20)
-F16, BF16, F32, F64, TF32, INT = range(6)
-EQ, NE, LT, LE, GT, GE, EQU, NEU, LTU, LEU, GTU, GEU, NUM, NAN = range(14)
-RN, RZ, RM, RP, RNA = range(5)
-GENERIC, GLOBAL, SHARED, LOCAL, PARAM = range(5)
-(A_ADD, A_MIN, A_MAX, A_AND, A_OR, A_XOR, A_EXCH, A_CAS, A_INC, A_DEC) = range(10)
-UP, DOWN, BFLY, IDX = range(4)
-V_ALL, V_ANY, V_UNI, V_BALLOT, V_ACTIVE, V_MATCH, V_REDUX, V_ELECT = range(8)
-FTZ, SAT, RELU, PROPAGATE, PACKED, NOT_Z, AND_Z, OR_Z, XOR_Z, INTEGRAL = (1 << bit for bit in range(10))
-DONE, OUT_OF_BOUNDS, MISALIGNED, DEADLOCK, ENDLESS, FULL, DIVERGENT, TRAPPED, DEEP, WATCHED = range(10)
-TOP, ENDED, WAITS, EXPECTED, GONE = range(5)
-WARP_FIELDS = 5
-# fmt: on
-
-
-_SCALARS = (
-    # of the launch; `watch_skip`: visits of the watched place that do not stop it
-    "num_threads num_warps num_constants num_registers param_at param_size shared_at shared_size local_at local_size "
-    "limit depth watch_pc watch_block watch_thread watch_skip num_blocks local_trace "
-    # where execution is; `has_moved`: a warp of the block ran since all were asked
-    "block is_started warp pc fault_thread fault_address status executed rows accesses next_sample in_sample has_moved "
-    "last_allocation"
+from dse_ptx.vm import (
+    A_ADD,
+    A_AND,
+    A_CAS,
+    A_EXCH,
+    A_INC,
+    A_MAX,
+    A_MIN,
+    A_OR,
+    A_XOR,
+    ABS,
+    ADD,
+    ALL,
+    AND,
+    AND_Z,
+    AT_CLUSTER,
+    AT_MBARRIER,
+    ATOMIC,
+    BARRIER,
+    BF16,
+    BFE,
+    BFI,
+    BFIND,
+    BITS,
+    BRANCH,
+    BREV,
+    BULK,
+    BYTES,
+    C_ARRIVE,
+    CAME,
+    CLUSTER_SYNC,
+    CLZ,
+    CNOT,
+    CONVERT,
+    COPY,
+    COUNT,
+    DEADLOCK,
+    DEADLOCK_CLUSTER,
+    DEADLOCK_MBARRIER,
+    DEEP,
+    DIV,
+    DIVERGENT,
+    DONE,
+    DOWN,
+    DP4A,
+    ENDED,
+    ENDLESS,
+    EQ,
+    EQU,
+    EXIT,
+    EXPECTED,
+    F16,
+    F32,
+    F64,
+    FABS,
+    FADD,
+    FCOPYSIGN,
+    FCOS,
+    FDIV,
+    FEX2,
+    FFMA,
+    FIRST,
+    FLAGS,
+    FLG2,
+    FLOAT,
+    FMAX,
+    FMIN,
+    FMUL,
+    FNEG,
+    FORMAT,
+    FRCP,
+    FRSQRT,
+    FSETP,
+    FSIN,
+    FSQRT,
+    FSUB,
+    FTESTP,
+    FTZ,
+    FULL,
+    GLOBAL,
+    GONE,
+    GT,
+    GUARD,
+    IDX,
+    INT,
+    INTEGER,
+    INTEGRAL,
+    KIND,
+    LANES,
+    LE,
+    LOAD,
+    LOP3,
+    LT,
+    MAD,
+    MAD_HI,
+    MAP_RANK,
+    MATRIX,
+    MAX,
+    MAY_FAIL,
+    MBARRIER,
+    MBARRIER_WAIT,
+    MEETS,
+    MIN,
+    MMA,
+    MODE,
+    MOV,
+    MUL,
+    MUL_HI,
+    NAMED_BARRIERS,
+    NAN,
+    NE,
+    NEG,
+    NEGATED,
+    NOT,
+    NOT_Z,
+    NOTHING,
+    NUM,
+    OFFSET,
+    OP,
+    OR,
+    OR_Z,
+    OWES,
+    PACK,
+    PACKED,
+    POPC,
+    PRMT,
+    PROPAGATE,
+    READS,
+    RELU,
+    REM,
+    RM,
+    RNA,
+    RP,
+    RZ,
+    SAD,
+    SAMPLE,
+    SAT,
+    SEEN,
+    SELP,
+    SETP,
+    SHARED,
+    SHF_L,
+    SHF_R,
+    SHL,
+    SHR,
+    SHUFFLE,
+    SLCT,
+    SOURCE,
+    SPACE,
+    SPECIAL,
+    STORE,
+    SUB,
+    TARGET,
+    TF32,
+    TILE,
+    TOP,
+    TRAP,
+    TRAPPED,
+    UNMATCHED,
+    UP,
+    V_ACTIVE,
+    V_ALL,
+    V_ANY,
+    V_BALLOT,
+    V_ELECT,
+    V_REDUX,
+    V_UNI,
+    VOTE,
+    WAITS,
+    WATCHED,
+    WGMMA,
+    WRITES,
+    XOR,
+    XOR_Z,
+    EncodedProgram,
+    Ints,
+    Memory,
+    Queue,
+    Trace,
+    Words,
+    X,
+    Y,
+    Z,
 )
-_WORDS = ("x", "y", "z", "out", "at")
+from simulators.compiled import flat_over, inline_never
 
-
-def _state() -> np.dtype[np.void]:
-    """Type of the numbers of a launch, of where execution is, and of operands and results of 32 lanes.
-
-    x, y, z: operands, as sx, sy, sz with their signs, fx to fz in single and dx to dz in double precision; out: the
-    result (fo, do); at: the second result, or the addresses of an access.
-    """
-    fields: list[tuple[str, Any, int]] = []
-    end = 0
-    for name in _SCALARS.split():
-        fields.append((name, np.int64, end))
-        end += 8
-    for name in ("ntid", "nctaid"):
-        fields.append((name, (np.int64, 3), end))
-        end += 24
-    end = -(-end // 64) * 64
-    for name in _WORDS:
-        fields.append((name, (np.uint64, LANES), end))
-        if name in "xyz":
-            fields.append(("s" + name, (np.int64, LANES), end))
-        end += 8 * LANES
-    for letter, kind in (("f", np.float32), ("d", np.float64)):
-        for name in "xyzo":
-            fields.append((letter + name, (kind, LANES), end))
-            end += np.dtype(kind).itemsize * LANES
-    names, formats, offsets = zip(*fields, strict=True)
-    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": end})
-
-
-STATE = _state()
-
-
-class EncodedProgram(NamedTuple):
-    """code (instructions, FIELDS), operands; file: constants, then registers of each warp, 32 lanes each."""
-
-    code: Ints
-    operands: Ints
-    file: Words
-
-
-class Memory(NamedTuple):
-    """Bytes of all state spaces by the size of an access, and (first, end) addresses of allocations, ascending."""
-
-    m8: NDArray[np.uint8]
-    m16: NDArray[np.uint16]
-    m32: NDArray[np.uint32]
-    m64: Words
-    allocations: Ints
-
-
-class Queue(NamedTuple):
-    """Warps of a block: stack (warps, depth, 3), warps (warps, WARP_FIELDS), arrivals at each barrier.
-
-    issued, lanes: warp and thread instructions by instruction, of all blocks.
-    """
-
-    stack: Ints
-    warps: Ints
-    arrivals: Ints
-    issued: Ints
-    lanes: Ints
-
-
-class Trace(NamedTuple):
-    """Blocks that are recorded, ascending; a row for each of their warp instructions, and for each access."""
-
-    sample: Ints
-    pcs: NDArray[np.int32]
-    active: NDArray[np.uint32]
-    access: Ints
-    owner: NDArray[np.int32]
-    addresses: Words
-    sizes: NDArray[np.int16]
-
-
-@inline_never
-def _single(bits: Any) -> Any:
-    """A number in single precision by its bits."""
-    word = np.uint32(bits)
-    return word.view(np.float32)
-
-
-@inline_never
-def _single_bits(number: Any) -> Any:
-    """Bits of a number in single precision."""
-    value = np.float32(number)
-    return value.view(np.uint32)
-
-
-@inline_never
-def _double(bits: Any) -> Any:
-    """A number in double precision by its bits."""
-    word = np.uint64(bits)
-    return word.view(np.float64)
-
-
-@inline_never
-def _double_bits(number: Any) -> Any:
-    """Bits of a number in double precision."""
-    value = np.float64(number)
-    return value.view(np.uint64)
-
-
-@inline_never
-def _mask_of(bits: int) -> Any:
-    """The lowest bits of a word."""
-    return np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - bits)
+# warp instructions of a turn: a warp that spins on memory lets those it waits for run in the end
+_QUANTUM = 1 << 14
+_PATIENCE = 1000
 
 
 @inline_never
@@ -182,23 +219,14 @@ def _read(file: Words, base: int, bits: int, x: Words, sx: Ints, lanes: int) -> 
         for i in range(lanes):
             x[i] = file[base + i]
     elif bits < 0:
-        mask = _mask_of(-bits)
+        mask = vm.mask_of(-bits)
         for i in range(lanes):
             x[i] = file[base + i] & mask
     else:
+        # shifted up and down again: the arithmetic shift copies the sign into the upper bits
         up = 64 - bits
         for i in range(lanes):
             sx[i] = (np.int64(file[base + i]) << up) >> up
-
-
-@inline_never
-def _popcount(value: Any) -> Any:
-    """Bits that are set in a word."""
-    v = np.uint64(value)
-    v = v - ((v >> np.uint64(1)) & np.uint64(0x5555555555555555))
-    v = (v & np.uint64(0x3333333333333333)) + ((v >> np.uint64(2)) & np.uint64(0x3333333333333333))
-    v = (v + (v >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
-    return (v * np.uint64(0x0101010101010101)) >> np.uint64(56)
 
 
 @inline_never
@@ -213,6 +241,7 @@ def _leading_zeros(value: Any, bits: int) -> int:
 @inline_never
 def _high(a: Any, b: Any) -> Any:
     """Upper 64 bits of an unsigned product."""
+    # schoolbook product of halves of 32 bits; q and r carry what overflows 32 bits
     low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     p = (a & low) * (b & low)
     q = (a >> half) * (b & low) + (p >> half)
@@ -224,6 +253,7 @@ def _high(a: Any, b: Any) -> Any:
 def _compares(mode: int, a: Any, b: Any) -> bool:
     """Compare two numbers; those from EQU on are true where one is not a number."""
     if mode >= EQU:
+        # only what is no number differs from itself
         unordered = a != a or b != b
         if mode >= NUM:
             return unordered == (mode == NAN)
@@ -282,12 +312,14 @@ def _arithmetic(s: Any, op: int, bits: int, is_signed: bool, lanes: int) -> None
             out[i] = x[i] if z[i] else y[i]
     elif op == SHL:
         for i in range(lanes):
+            # shifts by the number of bits or more leave zero in PTX, and are undefined on the machine
             out[i] = x[i] << y[i] if y[i] < np.uint64(bits) else np.uint64(0)
     elif op == SHR and is_signed:
         for i in range(lanes):
+            # beyond the highest bit the sign fills all
             out[i] = np.uint64(sx[i] >> min(sy[i] & 0xFFFFFFFF, 63))
     elif op == SHR:
-        for i in range(lanes):
+        for i in range(lanes):  # see SHL
             out[i] = x[i] >> y[i] if y[i] < np.uint64(bits) else np.uint64(0)
     elif op == MIN and is_signed:
         for i in range(lanes):
@@ -306,6 +338,7 @@ def _arithmetic(s: Any, op: int, bits: int, is_signed: bool, lanes: int) -> None
             out[i] = np.uint64(abs(sx[i]))
     elif op == NEG:
         for i in range(lanes):
+            # the negative modulo 2^64; the caller cuts it to the operation's bits
             out[i] = np.uint64(0) - x[i]
     elif op == PACK:
         for i in range(lanes):
@@ -322,9 +355,11 @@ def _rare(s: Any, op: int, bits: int, is_signed: bool, lanes: int) -> None:
         a, b, c = x[i], y[i], z[i]
         r = np.uint64(0)
         if op == MUL_HI or op == MAD_HI:
+            # operands of 32 bits or fewer fit a product of 64 bits; of 64 bits the halves are multiplied
             if bits == 64:
                 r = _high(a, b)
                 if is_signed:
+                    # the signed product is the unsigned one less 2^64 b where a < 0, and 2^64 a where b < 0
                     r -= (b if sx[i] < 0 else np.uint64(0)) + (a if sy[i] < 0 else np.uint64(0))
             else:
                 r = np.uint64((sx[i] * sy[i]) >> bits) if is_signed else (a * b) >> np.uint64(bits)
@@ -332,34 +367,39 @@ def _rare(s: Any, op: int, bits: int, is_signed: bool, lanes: int) -> None:
         elif op == DIV or op == REM:
             r = _divide(a, b, sx[i], sy[i], is_signed, op == REM)
         elif op == CNOT:
-            r = np.uint64(a == np.uint64(0))
+            r = np.uint64(a == np.uint64(0))  # PTX: 1 for 0, and 0 otherwise
         elif op == SAD:
             is_less = sx[i] < sy[i] if is_signed else a < b
+            # the absolute difference, added to c
             r = c + (b - a if is_less else a - b)
         elif op == SLCT:
             r = a if sz[i] >= 0 else b
         elif op == BFE:
+            # PTX reads eight bits of the position and of the length
             r = _extract(a, sx[i], np.int64(b & np.uint64(255)), np.int64(c & np.uint64(255)), bits, is_signed)
         elif op == POPC:
-            r = _popcount(a)
+            r = vm.popcount(a)
         elif op == CLZ:
             r = np.uint64(_leading_zeros(a, bits))
         elif op == BREV:
             for bit in range(bits):
                 r |= ((a >> np.uint64(bit)) & np.uint64(1)) << np.uint64(bits - 1 - bit)
         elif op == BFIND:
-            r = ~a & _mask_of(bits) if is_signed and sx[i] < 0 else a & _mask_of(bits)
-            r = np.uint64(bits - 1 - _leading_zeros(r, bits)) if r else np.uint64(0xFFFFFFFF)
+            # of a negative number the highest bit that differs from the sign is sought
+            r = ~a & vm.mask_of(bits) if is_signed and sx[i] < 0 else a & vm.mask_of(bits)
+            r = np.uint64(bits - 1 - _leading_zeros(r, bits)) if r else np.uint64(0xFFFFFFFF)  # none: all ones
         out[i] = r
 
 
 @inline_never
 def _divide(a: Any, b: Any, sa: int, sb: int, is_signed: bool, wants_rest: bool) -> Any:
     """Quotient towards zero, or its rest; all ones where the divisor is zero."""
+    # PTX leaves a division by zero to the machine
     if b == np.uint64(0):
         return a if wants_rest else np.uint64(0xFFFFFFFFFFFFFFFF)
     if not is_signed:
         return a % b if wants_rest else a // b
+    # magnitudes are divided without signs, so that the lowest number has one too; the rest has the dividend's sign
     magnitude, divisor = np.uint64(-sa if sa < 0 else sa), np.uint64(-sb if sb < 0 else sb)
     result, is_negative = magnitude // divisor, (sa < 0) != (sb < 0)
     if wants_rest:
@@ -373,8 +413,9 @@ def _extract(a: Any, sa: int, first: int, count: int, bits: int, is_signed: bool
     if count == 0:
         return np.uint64(0)
     if not is_signed:
-        return (a >> np.uint64(first) if first < 64 else np.uint64(0)) & _mask_of(min(count, 64))
+        return (a >> np.uint64(first) if first < 64 else np.uint64(0)) & vm.mask_of(min(count, 64))
     field = sa >> min(first, 63)
+    # the field ends at the highest bit: its sign is that of its last bit within the operand
     up = 64 - min(count, bits - first if first < bits else 1)
     return np.uint64(field if first >= bits else (field << up) >> up)
 
@@ -386,10 +427,12 @@ def _three(s: Any, p: EncodedProgram, op: int, bits: int, mode: int, base: int, 
     for i in range(lanes):
         a, b, c, r = x[i], y[i], z[i], np.uint64(0)
         if op == LOP3:
+            # k spells a combination of three input bits, for which bit k of the table is the result
             for k in range(8):
                 if (mode >> k) & 1:
                     r |= (a if k & 4 else ~a) & (b if k & 2 else ~b) & (c if k & 1 else ~c)
         elif op == PRMT:
+            # eight bytes; a nibble of c picks one of them, its highest bit replicates the byte's sign instead
             both = a | (b << np.uint64(32))
             for k in range(4):
                 pick = (c >> np.uint64(4 * k)) & np.uint64(15)
@@ -401,7 +444,8 @@ def _three(s: Any, p: EncodedProgram, op: int, bits: int, mode: int, base: int, 
             low, count = np.int64(c & np.uint64(255)), np.int64(p.file[base + i] & np.uint64(255))
             r = b
             if count and low < bits:
-                window = _mask_of(min(count, bits - low)) << np.uint64(low)
+                # the field is cut at the highest bit of the operand
+                window = vm.mask_of(min(count, bits - low)) << np.uint64(low)
                 r = (b & ~window) | ((a << np.uint64(low)) & window)
         elif op == DP4A:
             r = c
@@ -410,6 +454,7 @@ def _three(s: Any, p: EncodedProgram, op: int, bits: int, mode: int, base: int, 
                 second = (b >> np.uint64(8 * k)) & np.uint64(255)
                 r += _byte(first, mode & 1) * _byte(second, mode & 2)
         else:
+            # wrap takes the count modulo 32, clamp lets it be 32 at most
             n = min(c & np.uint64(0xFFFFFFFF), np.uint64(32)) if mode else c & np.uint64(31)
             both = a | (b << np.uint64(32))
             r = (both << n) >> np.uint64(32) if op == SHF_L else both >> n
@@ -439,7 +484,7 @@ def _integer(s: Any, p: EncodedProgram, row: int, base: int, lanes: int) -> None
     else:
         width = code[row, BYTES]  # of the operands, in bits
         _arithmetic(s, op, width, is_signed, lanes)
-    mask = _mask_of(bits)
+    mask = vm.mask_of(bits)
     for i in range(lanes):
         out[i] &= mask
 
@@ -449,6 +494,7 @@ def _combine(s: Any, flags: int, true: Any, lanes: int) -> None:
     """Combine comparisons with a third operand; `at` keeps the inverse for the second result of `setp`."""
     for i in range(lanes):
         p, c = s.out[i], (s.z[i] ^ np.uint64((flags & NOT_Z) != 0))
+        # the second result combines the inverse of the comparison with the third operand
         q = p ^ np.uint64(1)
         if flags & AND_Z:
             p, q = p & c, q & c
@@ -460,36 +506,27 @@ def _combine(s: Any, flags: int, true: Any, lanes: int) -> None:
 
 
 @inline_never
-def _from_half(h: Any) -> Any:
-    """A number of 16 bits (binary16) in single precision."""
-    sign, exponent, fraction = (h & 0x8000) << 16, (h >> 10) & 31, h & 0x3FF
-    if exponent == 0:
-        value = np.float32(fraction) * np.float32(2.0**-24)
-        return -value if sign else value
-    bits = sign | (((exponent + 112) if exponent < 31 else 255) << 23) | (fraction << 13)
-    return _single(bits)
-
-
-@inline_never
 def _to_half(f: Any) -> Any:
     """Round to the nearest number of 16 bits (binary16), ties to even."""
-    bits = np.int64(_single_bits(f))
+    bits = np.int64(vm.single_bits(f))
     sign, a = (bits >> 16) & 0x8000, bits & 0x7FFFFFFF
-    if a > 0x7F800000:
+    if a > 0x7F800000:  # no number: the one pattern that PTX writes
         return np.uint64(0x7FFF)
-    if a >= 0x477FF000:
+    if a >= 0x477FF000:  # from halfway above 65504 on: infinity
         return np.uint64(sign | 0x7C00)
-    if a < 0x38800000:
+    if a < 0x38800000:  # below 2^-14: units of 2^-24, rounded by the machine to the nearest even
         return np.uint64(sign | np.int64(np.rint(abs(np.float64(f)) * 2.0**24)))
+    # half a unit less one, plus the last bit that stays: ties go to even, and a carry raises the exponent
     return np.uint64(sign | ((a + 0xFFF + ((a >> 13) & 1) - 0x38000000) >> 13))
 
 
 @inline_never
 def _to_brain(f: Any) -> Any:
     """Round to the nearest number of 16 bits (bfloat16), ties to even."""
-    bits = np.int64(_single_bits(f))
+    bits = np.int64(vm.single_bits(f))
     if (bits & 0x7FFFFFFF) > 0x7F800000:
         return np.uint64(0x7FFF)
+    # bfloat16 is the upper half of single precision
     return np.uint64((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
 
 
@@ -499,6 +536,7 @@ def _round_to(value: float, digits: int, smallest: int, towards_zero: bool) -> f
     if value == 0.0 or not math.isfinite(value):
         return value
     _, exponent = math.frexp(value)
+    # frexp gives a mantissa below one, so that the exponent of the leading digit is one less
     unit = digits - max(exponent - 1, smallest)
     scaled = math.ldexp(value, unit)
     return math.ldexp(np.trunc(scaled) if towards_zero else np.rint(scaled), -unit)
@@ -512,12 +550,14 @@ def _odd_fma(a: float, b: float, c: float) -> float:
     """
     p = a * b  # exact: both have 24 bits or fewer
     s = p + c
+    # two-sum of Knuth: the error of s is exact
     t = s - p
     error = (p - (s - t)) + (c - t)
-    bits = np.int64(_double_bits(s))
+    bits = np.int64(vm.double_bits(s))
     if math.isfinite(s) and error != 0.0 and not bits & 1:
+        # odd: the last bit is set where the sum is inexact, by one step towards the true value
         bits += 1 if (error > 0.0) == (s > 0.0) else -1
-        return _double(bits)
+        return vm.double(bits)
     return s
 
 
@@ -527,13 +567,13 @@ def _to_float(x: Words, shift: int, kind: int, f: NDArray[np.float32], flags: in
     down = np.uint64(shift)
     if kind == F32 or kind == TF32:
         for i in range(lanes):
-            f[i] = _single(x[i])
+            f[i] = vm.single(x[i])
     elif kind == BF16:
         for i in range(lanes):
-            f[i] = _single(((x[i] >> down) & np.uint64(0xFFFF)) << np.uint64(16))
+            f[i] = vm.single(((x[i] >> down) & np.uint64(0xFFFF)) << np.uint64(16))
     else:
         for i in range(lanes):
-            f[i] = _from_half(np.int64((x[i] >> down) & np.uint64(0xFFFF)))
+            f[i] = vm.from_half(np.int64((x[i] >> down) & np.uint64(0xFFFF)))
     if flags & FTZ and kind == F32:
         _flush(f, lanes)
 
@@ -551,6 +591,7 @@ def _from_float(f: NDArray[np.float32], kind: int, flags: int, i: int) -> Any:
     """Bits of a result in its format."""
     value = f[i]
     if flags & SAT:
+        # a comparison that fails for what is no number, which becomes 0
         value = min(value, np.float32(1.0)) if value > np.float32(0.0) else np.float32(0.0)
     if flags & RELU and value <= np.float32(0.0):
         value = np.float32(0.0)
@@ -558,13 +599,13 @@ def _from_float(f: NDArray[np.float32], kind: int, flags: int, i: int) -> Any:
         return _to_half(value)
     if value != value:
         return np.uint64(0x7FFFFFFF if kind == F32 else 0x7FFF)  # the number that PTX has for none
-    return _to_brain(value) if kind == BF16 else np.uint64(_single_bits(value))
+    return _to_brain(value) if kind == BF16 else np.uint64(vm.single_bits(value))
 
 
 @inline_never
 def _from_double(value: float) -> Any:
     """Bits of a result in double precision; one that is no number has the same bits always."""
-    return np.uint64(0x7FFFFFFFFFFFFFFF) if value != value else _double_bits(value)
+    return np.uint64(0x7FFFFFFFFFFFFFFF) if value != value else vm.double_bits(value)
 
 
 @inline_never
@@ -574,6 +615,7 @@ def _least(a: Any, b: Any, sign: Any, propagate: bool) -> Any:
         if propagate:
             return a + b
         return b if a != a else a
+    # equal numbers: of zeros with different signs the negative one is the smaller
     if a == b:
         return a if (math.copysign(1.0, a) < 0) == (sign > 0) else b
     return a if (a < b) == (sign > 0) else b
@@ -620,7 +662,7 @@ def _function(op: int, a: float) -> float:
     if op == FRCP:
         return 1.0 / a
     if op == FSQRT:
-        return math.sqrt(a) if a >= 0.0 else a * np.nan
+        return math.sqrt(a) if a >= 0.0 else a * np.nan  # -0.0 passes, as it is not below 0
     if op == FRSQRT:
         return 1.0 / math.sqrt(a) if a >= 0.0 else np.nan
     if op == FEX2:
@@ -644,7 +686,7 @@ def _float(s: Any, p: EncodedProgram, row: int, lanes: int) -> None:
         return
     if kind == F64:
         for i in range(lanes):
-            s.dx[i], s.dy[i], s.dz[i] = _double(s.x[i]), _double(s.y[i]), _double(s.z[i])
+            s.dx[i], s.dy[i], s.dz[i] = vm.double(s.x[i]), vm.double(s.y[i]), vm.double(s.z[i])
         _compute(op, flags, s.dx, s.dy, s.dz, s.do, lanes)
         for i in range(lanes):
             out[i] = _from_double(s.do[i])
@@ -653,6 +695,7 @@ def _float(s: Any, p: EncodedProgram, row: int, lanes: int) -> None:
         _to_float(s.x, shift, kind, s.fx, flags, lanes)
         _to_float(s.y, shift, kind, s.fy, flags, lanes)
         _to_float(s.z, shift, kind, s.fz, flags, lanes)
+        # rounded once from double precision; by way of single precision a multiply-add would be rounded twice
         if op == FFMA and kind != F32:
             digits, smallest = (10, -14) if kind == F16 else (7, -126)
             for i in range(lanes):
@@ -662,6 +705,7 @@ def _float(s: Any, p: EncodedProgram, row: int, lanes: int) -> None:
             _compute(op, flags, s.fx, s.fy, s.fz, s.fo, lanes)
         if flags & FTZ and kind == F32:
             _flush(s.fo, lanes)
+        # the upper half is computed second and put above the lower one
         for i in range(lanes):
             bits = _from_float(s.fo, kind, flags, i) << np.uint64(shift)
             out[i] = out[i] | bits if shift else bits
@@ -673,7 +717,7 @@ def _float_compare(s: Any, p: EncodedProgram, row: int, lanes: int) -> None:
     code, mode, kind, flags = p.code, p.code[row, MODE], p.code[row, FORMAT], p.code[row, FLAGS]
     if kind == F64:
         for i in range(lanes):
-            s.dx[i], s.dy[i] = _double(s.x[i]), _double(s.y[i])
+            s.dx[i], s.dy[i] = vm.double(s.x[i]), vm.double(s.y[i])
     else:
         _to_float(s.x, 0, kind, s.fx, flags, lanes)
         _to_float(s.y, 0, kind, s.fy, flags, lanes)
@@ -684,6 +728,7 @@ def _float_compare(s: Any, p: EncodedProgram, row: int, lanes: int) -> None:
             s.out[i] = np.uint64(_compares(mode, s.dx[i], s.dy[i]))
         _combine(s, flags, np.uint64(code[row, OFFSET]), lanes)
         return
+    # the smallest normal numbers of single and double precision
     tiny = 2.0**-1022 if kind == F64 else 2.0**-126
     for i in range(lanes):
         a = s.dx[i]
@@ -705,13 +750,15 @@ def _integral(value: float, mode: int) -> float:
 @inline_never
 def _to_integer(value: float, bits: int, is_signed: bool) -> Any:
     """An integer of so many bits; what lies beyond becomes the nearest, what is no number 0."""
+    # limits are powers of two, which double precision holds; 2^64 - 1 it does not
     low, high = (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1)) if is_signed else (0.0, 2.0**bits)
     if value != value:
         return np.uint64(0)
     if value >= high:
-        return _mask_of(bits - 1) if is_signed else _mask_of(bits)
+        return vm.mask_of(bits - 1) if is_signed else vm.mask_of(bits)
     if value <= low:
         return np.uint64(1) << np.uint64(bits - 1) if is_signed else np.uint64(0)
+    # from 2^63 on a conversion with a sign would overflow
     return np.uint64(np.int64(value)) if value < 2.0**63 else np.uint64(value)
 
 
@@ -722,20 +769,22 @@ def _convert(s: Any, p: EncodedProgram, row: int, lanes: int) -> None:
     source, target, mode, flags = code[row, SOURCE], code[row, FORMAT], code[row, MODE], code[row, FLAGS]
     bits, is_signed = code[row, BITS], code[row, Y] > 0
     if source == INT and target == INT:
+        # OFFSET and BYTES hold the limits of the target for `.sat`
         low, high = code[row, OFFSET], code[row, BYTES]
         for i in range(lanes):
             out[i] = np.uint64(min(max(s.sx[i], low), high)) if flags & SAT else x[i]
-            out[i] &= _mask_of(bits)
+            out[i] &= vm.mask_of(bits)
         return
     if source == F64:
         for i in range(lanes):
-            s.dx[i] = _double(x[i])
+            s.dx[i] = vm.double(x[i])
     elif source != INT:
         _to_float(x, 0, source, s.fx, flags, lanes)
         for i in range(lanes):
             s.dx[i] = np.float64(s.fx[i])
     for i in range(lanes):
         if source == INT:
+            # integers have two ways: f64 from all bits, f32 by one rounding from the integer, not by way of f64
             s.dx[i] = np.float64(s.sx[i]) if code[row, X] > 0 else np.float64(x[i])
             s.fo[i] = np.float32(s.sx[i]) if code[row, X] > 0 else np.float32(x[i])
         elif flags & INTEGRAL:
@@ -744,17 +793,19 @@ def _convert(s: Any, p: EncodedProgram, row: int, lanes: int) -> None:
         else:
             s.fo[i] = np.float32(s.dx[i])
         if target == INT:
-            out[i] = _to_integer(_integral(s.dx[i], mode), bits, is_signed) & _mask_of(bits)
+            out[i] = _to_integer(_integral(s.dx[i], mode), bits, is_signed) & vm.mask_of(bits)
         elif target == F64:
             out[i] = _from_double(s.dx[i])
         elif target == TF32:
-            raw = np.uint64(_single_bits(s.fo[i]))
+            # 13 of the 23 digits are cut; `rna` rounds ties away from zero, `rn` to even
+            raw = np.uint64(vm.single_bits(s.fo[i]))
             up = np.uint64(0x1000) if mode == RNA else np.uint64(0xFFF) + ((raw >> np.uint64(13)) & np.uint64(1))
             out[i] = (raw + up if math.isfinite(s.fo[i]) else raw) & np.uint64(0xFFFFE000)
         else:
             if target != F32:
                 digits, smallest = (10, -14) if target == F16 else (7, -126)
                 rounded = _round_to(s.dx[i], digits, smallest, mode == RZ)
+                # truncation does not overflow: the largest half stands for all above it
                 if mode == RZ and target == F16 and math.isfinite(rounded):
                     rounded = min(max(rounded, -65504.0), 65504.0)
                 s.fo[i] = np.float32(rounded)
@@ -765,6 +816,7 @@ def _convert(s: Any, p: EncodedProgram, row: int, lanes: int) -> None:
 def _convert_pair(s: Any, p: EncodedProgram, row: int, lanes: int) -> None:
     """`cvt` of two numbers to a packed pair, the first in the upper half."""
     _convert(s, p, row, lanes)
+    # `_convert` reads x: the first result is kept in `at`, and the second source moves to x
     for i in range(lanes):
         s.at[i], s.x[i] = s.out[i], s.y[i]
     _convert(s, p, row, lanes)
@@ -773,120 +825,33 @@ def _convert_pair(s: Any, p: EncodedProgram, row: int, lanes: int) -> None:
 
 
 @inline_never
-def _locate(s: Any, m: Memory, space: int, address: int, size: int, thread: int) -> int:
-    """Place of an access in memory; -1 where it is out of bounds, -2 where it is not aligned."""
-    if address & (size - 1):
-        return -2
-    if space == GENERIC:
-        space = GLOBAL
-        if address < GLOBAL_BASE:
-            space = LOCAL if address >= LOCAL_WINDOW else SHARED
-            address -= LOCAL_WINDOW if address >= LOCAL_WINDOW else SHARED_WINDOW
-    if space == GLOBAL:
-        last = s.last_allocation
-        if address < m.allocations[last, 0] or address + size > m.allocations[last, 1]:
-            last = _allocation(m.allocations, address)
-            if last < 0 or address + size > m.allocations[last, 1]:
-                return -1
-            s.last_allocation = last
-        return address - GLOBAL_BASE
-    if space == SHARED:
-        return s.shared_at + address if address >= 0 and address + size <= s.shared_size else -1
-    if space == LOCAL:
-        is_inside = address >= 0 and address + size <= s.local_size
-        return s.local_at + thread * s.local_size + address if is_inside else -1
-    return s.param_at + address if address >= 0 and address + size <= s.param_size else -1
-
-
-@inline_never
-def _allocation(allocations: Ints, address: int) -> int:
-    """The last allocation that begins at or before an address, or -1."""
-    low, high = 0, len(allocations)
-    while low < high:
-        middle = (low + high) // 2
-        if allocations[middle, 0] <= address:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
-
-
-@inline_never
-def _get(m: Memory, at: int, size: int) -> Any:
-    """Bytes of memory as a word."""
-    if size == 4:
-        return np.uint64(m.m32[at >> 2])
-    if size == 8:
-        return m.m64[at >> 3]
-    return np.uint64(m.m16[at >> 1]) if size == 2 else np.uint64(m.m8[at])
-
-
-@inline_never
-def _put(m: Memory, at: int, size: int, value: Any) -> None:
-    """Store a word's lowest bytes."""
-    if size == 4:
-        m.m32[at >> 2] = np.uint32(value)
-    elif size == 8:
-        m.m64[at >> 3] = value
-    elif size == 2:
-        m.m16[at >> 1] = np.uint16(value)
-    else:
-        m.m8[at] = np.uint8(value)
-
-
-@inline_never
-def _fault(s: Any, place: int, address: int, thread: int) -> bool:
-    """Note an access that failed."""
-    s.status = OUT_OF_BOUNDS if place == -1 else MISALIGNED
-    s.fault_thread, s.fault_address = thread, address
-    return False
-
-
-@inline_never
-def _base(s: Any, p: EncodedProgram, place: int, shift: int) -> int:
-    """Find where an operand's lanes begin in the file; shift: registers of the warps before."""
-    index = p.operands[place]
-    return LANES * (index + shift if index >= s.num_constants else index)
-
-
-@inline_never
-def _trace_address(s: Any, space: int, address: int, thread: int) -> int:
-    """Address for a trace: local memory lies interleaved by thread in global memory, four bytes each."""
-    if space == GENERIC and address < GLOBAL_BASE:
-        space = LOCAL if address >= LOCAL_WINDOW else SHARED
-        address -= LOCAL_WINDOW if address >= LOCAL_WINDOW else SHARED_WINDOW
-    if space == LOCAL:
-        block = s.block * s.local_size
-        return s.local_trace + (block + (address & ~3)) * s.num_threads + 4 * thread + (address & 3)
-    return address
-
-
-@inline_never
 def _memory(s: Any, p: EncodedProgram, m: Memory, row: int, active: int, warp: int, shift: int) -> bool:
     """Loads and stores of up to eight elements, lane by lane. False where an access fails."""
     code, kind, size, count = p.code, p.code[row, KIND], p.code[row, BYTES], p.code[row, COUNT]
     first, space, sign = code[row, FIRST], code[row, SPACE], code[row, X]
     values = first if kind == LOAD else first + 1  # the address is the first that is read
-    source = _base(s, p, first + code[row, WRITES], shift)
-    mask = _mask_of(code[row, BITS])
+    source = vm.base(s, p, first + code[row, WRITES], shift)
+    mask = vm.mask_of(code[row, BITS])
     for lane in range(LANES):
         if not (active >> lane) & 1:
+            # lanes that are not active have the address 0 in a trace
             s.at[lane] = np.uint64(0)
             continue
         thread, address = warp * LANES + lane, np.int64(p.file[source + lane]) + code[row, OFFSET]
-        place = _locate(s, m, space, address, size * count, thread)
-        s.at[lane] = np.uint64(_trace_address(s, space, address, thread))
+        place = vm.locate(s, m, space, address, size * count, thread)
+        s.at[lane] = np.uint64(vm.trace_address(s, space, address, thread))
         if place < 0:
-            return _fault(s, place, address, thread)
+            return vm.fault(s, place, address, thread)
         for k in range(count):
-            value = _base(s, p, values + k, shift) + lane
+            value = vm.base(s, p, values + k, shift) + lane
             if kind == LOAD:
-                word = _get(m, place + k * size, size)
+                word = vm.get(m, place + k * size, size)
                 if sign:
+                    # sign extension, cut to the register's bits
                     word = np.uint64((np.int64(word) << (64 - sign)) >> (64 - sign)) & mask
                 p.file[value] = word
             else:
-                _put(m, place + k * size, size, p.file[value])
+                vm.put(m, place + k * size, size, p.file[value])
     return True
 
 
@@ -894,8 +859,8 @@ def _memory(s: Any, p: EncodedProgram, m: Memory, row: int, active: int, warp: i
 def _copy(s: Any, p: EncodedProgram, m: Memory, row: int, active: int, warp: int, shift: int) -> bool:
     """`cp.async`: copy bytes from global to shared memory; what lies beyond the source's size becomes 0."""
     code, size, first = p.code, p.code[row, BYTES], p.code[row, FIRST]
-    to, source = _base(s, p, first, shift), _base(s, p, first + 1, shift)
-    lengths = _base(s, p, first + 2, shift)
+    to, source = vm.base(s, p, first, shift), vm.base(s, p, first + 1, shift)
+    lengths = vm.base(s, p, first + 2, shift)
     for lane in range(LANES):
         s.at[lane] = np.uint64(0)
         if not (active >> lane) & 1:
@@ -904,19 +869,20 @@ def _copy(s: Any, p: EncodedProgram, m: Memory, row: int, active: int, warp: int
         length = min(np.int64(p.file[lengths + lane]), size)
         target, address = np.int64(p.file[to + lane]) + code[row, OFFSET], np.int64(p.file[source + lane])
         address += code[row, TARGET]
-        place = _locate(s, m, SHARED, target, size, thread)
+        place = vm.locate(s, m, SHARED, target, size, thread)
         if place < 0:
-            return _fault(s, place, target, thread)
+            return vm.fault(s, place, target, thread)
         origin = 0
         if length > 0:
             origin = (
-                _locate(s, m, GLOBAL, address, size, thread)
+                vm.locate(s, m, GLOBAL, address, size, thread)
+                # a shorter source may be aligned to less than the whole
                 if length == size
-                else _locate(s, m, GLOBAL, address, 1, thread)
+                else vm.locate(s, m, GLOBAL, address, 1, thread)
             )
             if origin < 0:
-                return _fault(s, origin, address, thread)
-            s.at[lane] = np.uint64(address)
+                return vm.fault(s, origin, address, thread)
+            s.at[lane] = np.uint64(address)  # what reads nothing is not traced
         for byte in range(size):
             m.m8[place + byte] = m.m8[origin + byte] if byte < length else 0
     return True
@@ -926,14 +892,16 @@ def _copy(s: Any, p: EncodedProgram, m: Memory, row: int, active: int, warp: int
 def _update(op: int, kind: int, old: Any, b: Any, c: Any, bits: int) -> Any:
     """The value that an atomic operation stores. bits: negative where the numbers have signs."""
     if kind == F32:
-        return np.uint64(_single_bits(_single(old) + _single(b)))
+        return np.uint64(vm.single_bits(vm.single(old) + vm.single(b)))
     if kind == F64:
-        return _double_bits(_double(old) + _double(b))
+        return vm.double_bits(vm.double(old) + vm.double(b))
     if kind == F16:
-        return _to_half(_from_half(np.int64(old)) + _from_half(np.int64(b)))
+        # 24 digits are 2 x 11 + 2: a sum of halves that is rounded twice is rounded right (Figueroa, 1995)
+        return _to_half(vm.from_half(np.int64(old)) + vm.from_half(np.int64(b)))
     if op == A_ADD:
         return old + b
     if op == A_MIN or op == A_MAX:
+        # numbers are shifted to the top, where their sign is that of 64 bits
         up = 64 + bits if bits < 0 else 0
         is_less = np.int64(old << np.uint64(up)) < np.int64(b << np.uint64(up)) if bits < 0 else old < b
         return old if is_less == (op == A_MIN) else b
@@ -948,6 +916,7 @@ def _update(op: int, kind: int, old: Any, b: Any, c: Any, bits: int) -> Any:
     if op == A_CAS:
         return c if old == b else old
     if op == A_INC:
+        # increments wrap from b to 0, decrements from 0 to b
         return np.uint64(0) if old >= b else old + np.uint64(1)
     return b if old == np.uint64(0) or old > b else old - np.uint64(1)
 
@@ -956,22 +925,22 @@ def _update(op: int, kind: int, old: Any, b: Any, c: Any, bits: int) -> Any:
 def _atomic(s: Any, p: EncodedProgram, m: Memory, row: int, active: int, warp: int, shift: int) -> bool:
     """`atom` and `red`, lane after lane."""
     code, size, first, writes = p.code, p.code[row, BYTES], p.code[row, FIRST], p.code[row, WRITES]
-    source, operand = _base(s, p, first + writes, shift), _base(s, p, first + writes + 1, shift)
-    third = _base(s, p, first + writes + 2, shift) if code[row, READS] > 2 else operand
+    source, operand = vm.base(s, p, first + writes, shift), vm.base(s, p, first + writes + 1, shift)
+    third = vm.base(s, p, first + writes + 2, shift) if code[row, READS] > 2 else operand
     for lane in range(LANES):
         s.at[lane] = np.uint64(0)
         if not (active >> lane) & 1:
             continue
         thread, address = warp * LANES + lane, np.int64(p.file[source + lane]) + code[row, OFFSET]
-        s.at[lane] = np.uint64(_trace_address(s, code[row, SPACE], address, thread))
-        place = _locate(s, m, code[row, SPACE], address, size, thread)
+        s.at[lane] = np.uint64(vm.trace_address(s, code[row, SPACE], address, thread))
+        place = vm.locate(s, m, code[row, SPACE], address, size, thread)
         if place < 0:
-            return _fault(s, place, address, thread)
-        old = _get(m, place, size)
+            return vm.fault(s, place, address, thread)
+        old = vm.get(m, place, size)
         new = _update(code[row, OP], code[row, FORMAT], old, p.file[operand + lane], p.file[third + lane], code[row, X])
-        _put(m, place, size, new)
-        if writes:
-            p.file[_base(s, p, first, shift) + lane] = old
+        vm.put(m, place, size, new)
+        if writes:  # `red` has no result
+            p.file[vm.base(s, p, first, shift) + lane] = old
     return True
 
 
@@ -979,22 +948,23 @@ def _atomic(s: Any, p: EncodedProgram, m: Memory, row: int, active: int, warp: i
 def _matrix(s: Any, p: EncodedProgram, m: Memory, row: int, active: int, warp: int, shift: int) -> bool:
     """`ldmatrix`: 8x8 matrices of 16-bit elements; lane 8 j + i gives the address of row i of matrix j."""
     code, first, count = p.code, p.code[row, FIRST], p.code[row, COUNT]
-    source = _base(s, p, first + count, shift)
+    source = vm.base(s, p, first + count, shift)
     for lane in range(LANES):
         s.at[lane] = np.uint64(0)
     for j in range(count):
-        to = _base(s, p, first + j, shift)
+        to = vm.base(s, p, first + j, shift)
         for lane in range(LANES):
             s.z[lane] = np.uint64(0)
         for i in range(8):
             lane = 8 * j + i
             address = np.int64(p.file[source + lane]) + code[row, OFFSET]
-            place = _locate(s, m, code[row, SPACE], address, 16, warp * LANES + lane)
-            s.at[lane] = np.uint64(_trace_address(s, code[row, SPACE], address, 0))
+            place = vm.locate(s, m, code[row, SPACE], address, 16, warp * LANES + lane)
+            s.at[lane] = np.uint64(vm.trace_address(s, code[row, SPACE], address, 0))
             if place < 0:
-                return _fault(s, place, address, warp * LANES + lane)
+                return vm.fault(s, place, address, warp * LANES + lane)
             for k in range(8):
                 element = np.uint64(m.m16[(place >> 1) + k])
+                # lane 4 i + k / 2 holds elements k and k + 1 of row i; transposed, of column i
                 if code[row, MODE]:
                     s.z[4 * k + i // 2] |= element << np.uint64(16 * (i % 2))
                 else:
@@ -1007,21 +977,6 @@ def _matrix(s: Any, p: EncodedProgram, m: Memory, row: int, active: int, warp: i
 
 
 @inline_never
-def _element(word: Any, kind: int, place: int, bits: int, is_signed: int) -> float:
-    """One of the numbers that a register of a matrix holds. kind: F16, BF16, TF32, F64, or INT of so many bits."""
-    if kind == F64:
-        return _double(word)
-    if kind == F16:
-        return np.float64(_from_half(np.int64((word >> np.uint64(16 * place)) & np.uint64(0xFFFF))))
-    if kind == BF16:
-        return np.float64(_single(((word >> np.uint64(16 * place)) & np.uint64(0xFFFF)) << np.uint64(16)))
-    if kind == TF32:
-        return np.float64(_single(word & np.uint64(0xFFFFE000)))
-    part = np.int64((word >> np.uint64(bits * place)) & _mask_of(bits))
-    return np.float64(part - (1 << bits) if is_signed and part >> (bits - 1) else part)
-
-
-@inline_never
 def _mma(s: Any, p: EncodedProgram, row: int, shift: int, a: Any, b: Any) -> None:
     """`mma.sync` m16n8 and m8n8: D = A B + C, fragments as in PTX ISA, section 9.7.14.5; COUNT: registers of A.
 
@@ -1031,46 +986,52 @@ def _mma(s: Any, p: EncodedProgram, row: int, shift: int, a: Any, b: Any) -> Non
     code, kind, first, rows = p.code, p.code[row, SOURCE], p.code[row, FIRST], p.code[row, COUNT]
     target, count, halves = p.code[row, FORMAT], p.code[row, MODE], p.code[row, BYTES]
     results, bits, across = code[row, WRITES], 32 // count, rows // halves
+    # k of the product: four lanes of a row hold `count` numbers in each of `across` registers
     depth = 4 * count * across
     for lane in range(LANES):
+        # the lane's row of A or column of B, and its place along k
         group, member = lane >> 2, lane & 3
         for r in range(rows):
-            word = p.file[_base(s, p, first + results + r, shift) + lane]
+            word = p.file[vm.base(s, p, first + results + r, shift) + lane]
             for i in range(count):
                 at = (group + 8 * (r % halves)) * depth + count * member + i + 4 * count * (r // halves)
-                a[at] = _element(word, kind, i, bits, code[row, X])
+                a[at] = vm.element(word, kind, i, bits, code[row, X])
         for r in range(across):
-            word = p.file[_base(s, p, first + results + rows + r, shift) + lane]
+            word = p.file[vm.base(s, p, first + results + rows + r, shift) + lane]
             for i in range(count):
-                b[group * depth + count * member + i + 4 * count * r] = _element(word, kind, i, bits, code[row, Y])
+                b[group * depth + count * member + i + 4 * count * r] = vm.element(word, kind, i, bits, code[row, Y])
+    # each lane accumulates two neighbouring columns of its row, in one or two halves of eight rows
     for lane in range(LANES):
         group, member = lane >> 2, lane & 3
         for half in range(halves):
             packed = np.uint64(0)
             for i in range(2):
+                # two accumulators of f16 share a register
                 index = half if target == F16 else 2 * half + i
-                word = p.file[_base(s, p, first + results + rows + across + index, shift) + lane]
-                total = _double(word) if target == F64 else 0.0
+                word = p.file[vm.base(s, p, first + results + rows + across + index, shift) + lane]
+                total = vm.double(word) if target == F64 else 0.0
                 for k in range(depth):
                     x, y = a[(group + 8 * half) * depth + k], b[(2 * member + i) * depth + k]
                     if target == F64:
                         total = fma(x, y, total)
                     else:
+                        # bits: x xor y = x + y - 2 x y for 0 and 1, x and y = x y
                         total += x + y - 2 * x * y if code[row, OP] else x * y
                 if target == F64:
-                    packed = _double_bits(total)
+                    packed = vm.double_bits(total)
                 elif target == F16:
-                    total += np.float64(_from_half(np.int64((word >> np.uint64(16 * i)) & np.uint64(0xFFFF))))
+                    total += np.float64(vm.from_half(np.int64((word >> np.uint64(16 * i)) & np.uint64(0xFFFF))))
                     packed |= _to_half(np.float32(_round_to(total, 10, -14, False))) << np.uint64(16 * i)
                 elif target == F32:
-                    total += np.float64(_single(word))
-                    packed = np.uint64(_single_bits(total))
+                    total += np.float64(vm.single(word))
+                    packed = np.uint64(vm.single_bits(total))
                 else:
                     packed = np.uint64(_accumulated(np.int64(total), word, code[row, FLAGS])) & np.uint64(0xFFFFFFFF)
-                a[TILE + 4 * lane + index] = _double(packed)
+                # kept behind A until all sums are there: D may be the registers of C
+                a[TILE + 4 * lane + index] = vm.double(packed)
     for lane in range(LANES):
         for r in range(results):
-            p.file[_base(s, p, first + r, shift) + lane] = _double_bits(a[TILE + 4 * lane + r])
+            p.file[vm.base(s, p, first + r, shift) + lane] = vm.double_bits(a[TILE + 4 * lane + r])
 
 
 @inline_never
@@ -1087,13 +1048,16 @@ def _shuffle(s: Any, mode: int, active: int) -> None:
     """`shfl.sync`: another lane's value, and whether it is in range (PTX ISA, section 9.7.9.6)."""
     for lane in range(LANES):
         b, c = np.int64(s.y[lane] & np.uint64(31)), np.int64(s.z[lane])
+        # c of `shfl`: bits 8 to 12 mask the segment, bits 0 to 4 bound the lane
         segment, clamp = (c >> 8) & 31, c & 31
         low = lane & segment
         most = low | (clamp & ~segment)
         other = lane - b if mode == UP else lane + b if mode == DOWN else lane ^ b
         if mode == IDX:
             other = low | (b & ~segment)
+        # `up` reads lanes below, so its bound is the lowest lane; the others' is the highest
         inside = other >= most if mode == UP else other <= most
+        # out of range: a lane keeps its own value
         s.out[lane] = s.x[other if inside else lane]
         s.at[lane] = np.uint64(inside)
 
@@ -1124,28 +1088,25 @@ def _vote(s: Any, p: EncodedProgram, row: int, active: int) -> None:
         elif op == V_REDUX:
             s.out[lane] = total & np.uint64(0xFFFFFFFF)
         elif op == V_ELECT:
-            s.out[lane], s.at[lane] = np.uint64(_lowest(active)), np.uint64(lane == _lowest(active))
+            chosen = vm.lowest(active)
+            s.out[lane], s.at[lane] = np.uint64(chosen), np.uint64(lane == chosen)
+            if mode:  # the lane's number is not wanted
+                s.out[lane] = s.at[lane]
         else:
             same = 0
+            # all lanes with the same word are named, the lane itself too
             for other in range(LANES):
                 same |= (1 << other) if (active >> other) & 1 and s.x[other] == s.x[lane] else 0
             s.out[lane] = np.uint64(same)
 
 
 @inline_never
-def _lowest(active: int) -> int:
-    lane = 0
-    while not (active >> lane) & 1:
-        lane += 1
-    return lane
-
-
-@inline_never
 def _special(s: Any, mode: int, warp: int, lanes: int) -> None:
-    """Special registers, numbered as in `decoder.SPECIAL_REGISTERS`."""
+    """Special registers, numbered as in `instructions.SPECIAL_REGISTERS`."""
     for lane in range(lanes):
         thread, value = warp * LANES + lane, 0
         if mode < 3:
+            # threads count along x first, then y, then z
             below = 1 if mode == 0 else s.ntid[0] if mode == 1 else s.ntid[0] * s.ntid[1]
             value = (thread // below) % s.ntid[mode]
         elif mode < 6:
@@ -1162,52 +1123,137 @@ def _special(s: Any, mode: int, warp: int, lanes: int) -> None:
         elif mode == 14:
             value = s.num_warps
         elif mode < 20:
+            # eq, lt, le, gt, ge
             masks = (1 << lane, (1 << lane) - 1, (2 << lane) - 1, ALL & ~((2 << lane) - 1), ALL & ~((1 << lane) - 1))
             value = masks[mode - 15]
         elif mode == 20:
             value = s.executed
         elif mode == 21:
             value = s.shared_size
+        elif 24 <= mode < 36:
+            # of the cluster: its place in the grid, clusters, the block's place in it, blocks of it
+            axis, grid, blocks = mode % 3, s.nctaid, s.cluster_dim
+            below = 1 if axis == 0 else grid[0] if axis == 1 else grid[0] * grid[1]
+            place = (s.block // below) % grid[axis]
+            answers = (place // blocks[axis], grid[axis] // blocks[axis], place % blocks[axis], blocks[axis])
+            value = answers[(mode - 24) // 3]
+        elif mode == 36:
+            value = s.rank
+        elif mode == 37:
+            value = s.cluster_size
+        elif mode == 38:
+            value = s.cluster_size > 1
         s.out[lane] = np.uint64(value)
 
 
 @inline_never
 def _begin(s: Any, p: EncodedProgram, m: Memory, q: Queue, t: Trace) -> None:
-    """Reset the warps of a block, their registers and their memory."""
+    """Reset the warps of a cluster, their registers and their memory."""
     count = s.num_warps
+    # registers of a block begin as zeros here; hardware leaves them undefined
     p.file[LANES * s.num_constants :] = 0
-    m.m8[s.shared_at : s.shared_at + s.shared_size] = 0
-    m.m8[s.local_at : s.local_at + s.local_size * s.num_warps * LANES] = 0
+    m.m8[s.shared_first : s.shared_first + s.shared_stride * s.cluster_size] = 0
+    m.m8[s.local_first : s.local_first + s.local_stride * s.cluster_size] = 0
     q.arrivals[:] = 0
     for warp in range(count):
-        present = min(s.num_threads - warp * LANES, LANES)
+        present = min(s.num_threads - warp % s.block_warps * LANES, LANES)
+        # the last warp may have fewer than 32 threads; -1: the lowest entry meets nowhere
         q.stack[warp, 0, 0], q.stack[warp, 0, 1], q.stack[warp, 0, 2] = 0, -1, (1 << present) - 1
-        q.warps[warp, TOP], q.warps[warp, ENDED], q.warps[warp, WAITS] = 0, 0, -1
-        q.warps[warp, EXPECTED], q.warps[warp, GONE] = 0, 0
+        for field in range(len(q.warps[warp])):
+            q.warps[warp, field] = 0
+        q.warps[warp, WAITS] = -1
+        q.warps[warp, SAMPLE] = _sampled(t.sample, s.cluster * s.cluster_size + warp // s.block_warps)
+    for rank in range(s.cluster_size):
+        s.live[rank] = s.block_warps
     s.is_started, s.warp, s.has_moved = 1, 0, 0
-    s.in_sample = s.next_sample < len(t.sample) and t.sample[s.next_sample] == s.block
+    s.idle_turns, s.waiting = 0, 0
+
+
+@inline_never
+def _sampled(sample: Ints, block: int) -> int:
+    """Place of a block among those that are recorded, or -1."""
+    low, high = 0, len(sample)
+    while low < high:
+        middle = (low + high) // 2
+        if sample[middle] < block:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low < len(sample) and sample[low] == block else -1
+
+
+@inline_never
+def _turn_to(s: Any, q: Queue, warp: int) -> None:
+    """Let the state be of the block of a warp: its place in the grid and in memory."""
+    s.rank = warp // s.block_warps
+    s.dispatched = s.cluster * s.cluster_size + s.rank
+    s.shared_at = s.shared_first + s.rank * s.shared_stride
+    s.local_at = s.local_first + s.rank * s.local_stride
+    s.in_sample = q.warps[warp, SAMPLE] >= 0
+    s.block, rest, within, below = 0, s.cluster, s.rank, 1
+    for axis in range(3):
+        # x runs fastest, among the clusters of a grid as among the blocks of a cluster
+        blocks, clusters = s.cluster_dim[axis], s.nctaid[axis] // s.cluster_dim[axis]
+        s.block += below * (rest % clusters * blocks + within % blocks)
+        rest, within, below = rest // clusters, within // blocks, below * s.nctaid[axis]
+
+
+@inline_never
+def _open_cluster(s: Any, q: Queue) -> bool:
+    """Open the barrier of a cluster if all of its warps that live have come (PTX ISA, section 9.7.13.3)."""
+    has_come = False
+    for warp in range(s.num_warps):
+        has_come = has_come or q.warps[warp, CAME] == 1
+        if not q.warps[warp, GONE] and not q.warps[warp, CAME]:
+            return False
+    for warp in range(s.num_warps):
+        q.warps[warp, CAME] = 0
+        if q.warps[warp, WAITS] == AT_CLUSTER:
+            q.warps[warp, WAITS] = -1
+    return has_come
 
 
 @inline_never
 def _release(s: Any, q: Queue) -> bool:
     """Open the barriers for which all have come. False where warps wait and none opens."""
-    live, is_open = 0, True
+    is_open = True
+    if _open_cluster(s, q):
+        return True
     for warp in range(s.num_warps):
-        live += q.warps[warp, GONE] == 0
-    for warp in range(s.num_warps):
-        name = q.warps[warp, WAITS]
+        name, rank = q.warps[warp, WAITS], warp // s.block_warps
         if name < 0:
             continue
         is_open = False
-        expected = (q.warps[warp, EXPECTED] + LANES - 1) // LANES or live
-        if q.arrivals[name] >= expected:
-            for other in range(s.num_warps):
+        # the last that waits is named in the error; one that waits for an mbarrier has noted what lacks
+        if name >= NAMED_BARRIERS:
+            continue
+        # a count of threads, given in whole warps by PTX; without one all warps that live are awaited
+        expected = (q.warps[warp, EXPECTED] + LANES - 1) // LANES or s.live[rank]
+        if q.arrivals[rank * NAMED_BARRIERS + name] >= expected:
+            for other in range(rank * s.block_warps, (rank + 1) * s.block_warps):
                 if q.warps[other, WAITS] == name:
                     q.warps[other, WAITS] = -1
-            q.arrivals[name] = 0
+            q.arrivals[rank * NAMED_BARRIERS + name] = 0
             return True
-        s.pc, s.fault_thread = q.stack[warp, q.warps[warp, TOP], 0] - 1, warp * LANES
     return is_open
+
+
+@inline_never
+def _blame(s: Any, p: EncodedProgram, m: Memory, q: Queue) -> int:
+    """Name a warp that waits for ever; return the status: what it waits at."""
+    status = DEADLOCK
+    for warp in range(s.num_warps):
+        if q.warps[warp, WAITS] >= 0:
+            _turn_to(s, q, warp)
+            is_waiting, top = q.warps[warp, WAITS] == AT_MBARRIER, q.warps[warp, TOP]
+            s.pc = q.stack[warp, top, 0] - (0 if is_waiting else 1)
+            s.fault_thread = warp % s.block_warps * LANES
+            status = DEADLOCK_CLUSTER if q.warps[warp, WAITS] == AT_CLUSTER else DEADLOCK
+            if is_waiting:  # of several reasons that of an mbarrier says most: what lacks is noted
+                active = q.stack[warp, top, 2] & ~q.warps[warp, ENDED]
+                mbarriers.is_shut(s, p, m, s.pc, active, warp % s.block_warps, warp * s.num_registers)
+                return DEADLOCK_MBARRIER
+    return status
 
 
 @inline_never
@@ -1215,6 +1261,7 @@ def _diverge(s: Any, p: EncodedProgram, q: Queue, warp: int, row: int, taken: in
     """Split the lanes of a warp at a branch. False where the stack overflows."""
     top, stack, meets = q.warps[warp, TOP], q.stack, p.code[row, MEETS]
     target, remaining = p.code[row, TARGET], active & ~taken
+    # uniform: no entry is needed
     if taken == active or taken == 0:
         stack[warp, top, 0] = target if taken else row + 1
         return True
@@ -1222,8 +1269,10 @@ def _diverge(s: Any, p: EncodedProgram, q: Queue, warp: int, row: int, taken: in
         top -= 1  # lanes that are there already are in the entry below
     else:
         stack[warp, top, 0] = meets
+    # the lower entry falls through, the upper one branches: it runs first
     for side in range(2):
         place, lanes = (row + 1, remaining) if side == 0 else (target, taken)
+        # a side that leads to the meeting place at once has nothing to run
         if place != meets:
             top += 1
             if top >= s.depth:
@@ -1236,7 +1285,7 @@ def _diverge(s: Any, p: EncodedProgram, q: Queue, warp: int, row: int, taken: in
 @inline_never
 def _write(s: Any, p: EncodedProgram, row: int, active: int, shift: int) -> None:
     """Store the result of the active lanes."""
-    to = _base(s, p, p.code[row, FIRST], shift)
+    to = vm.base(s, p, p.code[row, FIRST], shift)
     if active == ALL:
         for i in range(LANES):
             p.file[to + i] = s.out[i]
@@ -1245,22 +1294,23 @@ def _write(s: Any, p: EncodedProgram, row: int, active: int, shift: int) -> None
             if (active >> i) & 1:
                 p.file[to + i] = s.out[i]
     if p.code[row, WRITES] > 1:
-        to = _base(s, p, p.code[row, FIRST] + 1, shift)
+        to = vm.base(s, p, p.code[row, FIRST] + 1, shift)
         for i in range(LANES):
             if (active >> i) & 1:
                 p.file[to + i] = s.at[i]
 
 
 @inline_never
-def _record(s: Any, p: EncodedProgram, t: Trace, row: int, active: int, warp: int, has_access: bool) -> None:
+def _record(s: Any, p: EncodedProgram, q: Queue, t: Trace, row: int, active: int, warp: int, has_access: bool) -> None:
     """Append a row to the recording; the caller has seen to room."""
     place, access = s.rows, s.accesses
     t.pcs[place], t.active[place], t.access[place] = row, active, -1
-    t.owner[place] = s.next_sample * s.num_warps + warp
+    t.owner[place] = q.warps[warp, SAMPLE] * s.block_warps + warp % s.block_warps
     if has_access:
         t.access[place] = access
         for lane in range(LANES):
             t.addresses[access * LANES + lane] = s.at[lane]
+        # LDMATRIX: BYTES is a row of 16 bytes for each lane, whatever the number of matrices
         t.sizes[access] = p.code[row, BYTES] * (1 if p.code[row, KIND] == MATRIX else max(p.code[row, COUNT], 1))
         s.accesses = access + 1
     s.rows = place + 1
@@ -1274,13 +1324,14 @@ def _compute_row(
     code, first = p.code, p.code[row, FIRST] + p.code[row, WRITES]
     reads = code[row, READS]
     if reads > 0:
-        _read(p.file, _base(s, p, first, shift), code[row, X], s.x, s.sx, lanes)
+        _read(p.file, vm.base(s, p, first, shift), code[row, X], s.x, s.sx, lanes)
     if reads > 1:
-        _read(p.file, _base(s, p, first + 1, shift), 0 if kind == CONVERT else code[row, Y], s.y, s.sy, lanes)
+        # Y of a conversion is a flag of its result, and no width of the second source
+        _read(p.file, vm.base(s, p, first + 1, shift), 0 if kind == CONVERT else code[row, Y], s.y, s.sy, lanes)
     if reads > 2:
-        _read(p.file, _base(s, p, first + 2, shift), code[row, Z], s.z, s.sz, lanes)
+        _read(p.file, vm.base(s, p, first + 2, shift), code[row, Z], s.z, s.sz, lanes)
     if kind == INTEGER:
-        _integer(s, p, row, _base(s, p, first + 3, shift) if reads > 3 else 0, lanes)
+        _integer(s, p, row, vm.base(s, p, first + 3, shift) if reads > 3 else 0, lanes)
     elif kind == FLOAT:
         _float(s, p, row, lanes)
     elif kind == CONVERT:
@@ -1297,155 +1348,292 @@ def _compute_row(
     else:  # UNPACK: the upper half is the second result
         width = np.uint64(code[row, BITS])
         for i in range(lanes):
-            s.out[i], s.at[i] = s.x[i] & _mask_of(code[row, BITS]), s.x[i] >> width
+            s.out[i], s.at[i] = s.x[i] & vm.mask_of(code[row, BITS]), s.x[i] >> width
     _write(s, p, row, active, shift)
 
 
 @inline_never
 def _guard_mask(s: Any, p: EncodedProgram, row: int, active: int, shift: int) -> Any:
     """Lanes for which the predicate of an instruction holds."""
-    base, negated, mask = _base(s, p, p.code[row, GUARD], shift), p.code[row, NEGATED], np.int64(0)
+    base, negated, mask = vm.base(s, p, p.code[row, GUARD], shift), p.code[row, NEGATED], np.int64(0)
     for lane in range(LANES):
         mask |= np.int64((p.file[base + lane] & np.uint64(1)) ^ np.uint64(negated)) << lane
     return active & mask
 
 
 @inline_never
-def _leave(q: Queue, warp: int, row: int, active: int) -> None:
+def _leave(s: Any, q: Queue, warp: int, row: int, active: int) -> None:
     """End lanes of a warp; those that a predicate spares go on."""
     q.warps[warp, ENDED] |= active
     top = q.warps[warp, TOP]
     q.stack[warp, top, 0] = row + 1
+    # entries whose lanes have all ended are dropped
     while top >= 0 and not q.stack[warp, top, 2] & ~q.warps[warp, ENDED]:
         top -= 1
     q.warps[warp, TOP] = top
     if top < 0:
-        q.warps[warp, GONE] = 1
+        _end_warp(s, q, warp)
+
+
+@inline_never
+def _end_warp(s: Any, q: Queue, warp: int) -> None:
+    """Count a warp out of its block; a cluster's barrier does not wait for it."""
+    q.warps[warp, GONE] = 1
+    s.live[warp // s.block_warps] -= 1
+    s.idle_turns = 0
+    _open_cluster(s, q)
+
+
+@inline_never
+def _is_together(s: Any, q: Queue, warp: int, active: int) -> bool:
+    """Tell whether all threads of a warp that live are active, as `.aligned` instructions demand; else note one."""
+    thread = warp % s.block_warps * LANES
+    present = (1 << min(s.num_threads - thread, LANES)) - 1
+    absent = present & ~q.warps[warp, ENDED] & ~active
+    if absent:
+        s.fault_thread = thread + vm.lowest(absent)
+    return absent == 0
 
 
 @inline_never
 def _arrive(s: Any, p: EncodedProgram, q: Queue, warp: int, row: int, active: int, shift: int) -> int:
     """A warp comes to a barrier. Returns the status."""
     code, first, top = p.code, p.code[row, FIRST], q.warps[warp, TOP]
-    present = (1 << min(s.num_threads - warp * LANES, LANES)) - 1
-    if active != present & ~q.warps[warp, ENDED]:
-        s.fault_thread = warp * LANES + _lowest(present & ~q.warps[warp, ENDED] & ~active)
+    # `bar.sync` is `.aligned`: all threads of a warp that live must come together
+    if not _is_together(s, q, warp, active):
         return DIVERGENT
-    name = np.int64(p.file[_base(s, p, first, shift)]) & 15
-    q.arrivals[name] += 1
+    # 16 barriers of a block
+    name = np.int64(p.file[vm.base(s, p, first, shift)]) & (NAMED_BARRIERS - 1)
+    if code[row, READS] > 1:  # recorded with its threads; without these all warps of the block come
+        for lane in range(LANES):
+            s.at[lane] = p.file[vm.base(s, p, first + 1, shift)] << np.uint64(32) | np.uint64(name)
+    q.arrivals[s.rank * NAMED_BARRIERS + name] += 1
     q.stack[warp, top, 0] = row + 1
-    if not code[row, MODE]:
+    if not code[row, MODE]:  # `arrive` does not wait
         q.warps[warp, WAITS] = name
-        q.warps[warp, EXPECTED] = np.int64(p.file[_base(s, p, first + 1, shift)]) if code[row, READS] > 1 else 0
+        q.warps[warp, EXPECTED] = np.int64(p.file[vm.base(s, p, first + 1, shift)]) if code[row, READS] > 1 else 0
     return DONE
+
+
+@inline_never
+def _meet_cluster(s: Any, p: EncodedProgram, q: Queue, warp: int, row: int, active: int) -> int:
+    """`barrier.cluster.arrive` and `.wait` (PTX ISA, section 9.7.13.3). Returns the status."""
+    if not _is_together(s, q, warp, active):
+        return vm.NOT_ALIGNED
+    is_arrival = p.code[row, OP] == C_ARRIVE
+    # each wait follows an arrival of its own, and no arrival another one
+    if q.warps[warp, OWES] == is_arrival:
+        s.fault_thread = warp % s.block_warps * LANES
+        return UNMATCHED
+    q.warps[warp, OWES] = is_arrival
+    q.stack[warp, q.warps[warp, TOP], 0] = row + 1
+    if is_arrival:
+        q.warps[warp, CAME] = 1
+        _open_cluster(s, q)
+    elif q.warps[warp, CAME]:  # others have not come
+        q.warps[warp, WAITS] = AT_CLUSTER
+    return DONE
+
+
+@inline_never
+def _map_rank(s: Any, p: EncodedProgram, row: int, active: int, warp: int, shift: int) -> bool:
+    """`mapa` and `getctarank` (PTX ISA, sections 9.7.9.23 and 24). False where there is no such block."""
+    code, first = p.code, p.code[row, FIRST] + p.code[row, WRITES]
+    source, rank = vm.base(s, p, first, shift), vm.base(s, p, first + 1, shift)
+    for lane in range(LANES):
+        address = vm.in_cluster(s, code[row, SPACE], np.int64(p.file[source + lane]) + code[row, OFFSET])
+        if code[row, OP] == vm.R_RANK:
+            s.out[lane] = np.uint64(vm.rank_of(s, address))
+            continue
+        chosen = np.int64(p.file[rank + lane] & np.uint64(0xFFFFFFFF))
+        if chosen >= s.cluster_size and (active >> lane) & 1:
+            return vm.refuse(s, vm.BAD_RANK, chosen, warp * LANES + lane)
+        offset = address & ((1 << vm.RANK_BITS) - 1)
+        s.out[lane] = np.uint64(vm.CLUSTER_WINDOW + (chosen << vm.RANK_BITS) + offset)
+    _write(s, p, row, active, shift)
+    return True
+
+
+@inline_never
+def _hopper(
+    s: Any, p: EncodedProgram, m: Memory, q: Queue, row: int, active: int, warp: int, shift: int, a: Any, b: Any
+) -> int:
+    """Instructions of Hopper that move on to the next one. Returns the status."""
+    kind, mine = p.code[row, KIND], warp % s.block_warps
+    if kind == WGMMA:
+        if not _is_together(s, q, warp, active):
+            return vm.NOT_ALIGNED
+        is_right = warpgroups.multiply(s, p, m, row, mine, shift, a, b)
+    elif kind == BULK:
+        s.idle_turns = 0
+        is_right = bulk.copy(s, p, m, q, row, active, mine, shift)
+    elif kind == MBARRIER:
+        s.idle_turns = 0
+        is_right = mbarriers.change(s, p, m, row, active, mine, shift)
+    elif kind == MBARRIER_WAIT:
+        is_right = mbarriers.test(s, p, m, row, active, mine, shift)
+    else:
+        is_right = _map_rank(s, p, row, active, mine, shift)
+        return DONE if is_right else s.status
+    if is_right and p.code[row, WRITES] and kind != WGMMA:
+        _write(s, p, row, active, shift)
+    return DONE if is_right else s.status
 
 
 @inline_never
 def _run_warp(s: Any, p: EncodedProgram, m: Memory, q: Queue, t: Trace, warp: int, lanes: int, a: Any, b: Any) -> int:
     """Run a warp until it waits, ends, or has had its turn. Returns the status."""
     code, stack, warps = p.code, q.stack, q.warps
-    shift, turns = warp * s.num_registers, _QUANTUM
+    shift, turns, mine = warp * s.num_registers, _QUANTUM, warp % s.block_warps
+    _turn_to(s, q, warp)
     while turns > 0:
         top = warps[warp, TOP]
+        # lanes that ended stay in the entries of the stack, and are masked here
         row, active = stack[warp, top, 0], stack[warp, top, 2] & ~warps[warp, ENDED]
+        # the lanes of this entry have come to where they meet, or have all ended
         if row == stack[warp, top, 1] or active == 0:
             warps[warp, TOP] = top - 1
             if top == 0:
-                warps[warp, GONE] = 1
+                _end_warp(s, q, warp)
                 return DONE
             continue
         turns -= 1
         s.pc, kind = row, code[row, KIND]
-        if row == s.watch_pc and s.block == s.watch_block and warp == s.watch_thread // LANES:
+        if row == s.watch_pc and s.block == s.watch_block and mine == s.watch_thread // LANES:
             if (active >> (s.watch_thread % LANES)) & 1:
                 s.watch_skip -= 1
                 if s.watch_skip < 0:
                     return WATCHED
+        # checked before anything changes, so that the run goes on with this instruction after `FULL`
         if s.in_sample and (s.rows >= len(t.pcs) or s.accesses >= len(t.sizes)):
             return FULL
         if s.executed >= s.limit:
             return ENDLESS
         chosen = _guard_mask(s, p, row, active, shift) if code[row, GUARD] >= 0 else active
+        if kind == MBARRIER_WAIT and chosen and mbarriers.is_shut(s, p, m, row, chosen, mine, shift):
+            if not warps[warp, MAY_FAIL]:
+                warps[warp, WAITS], warps[warp, SEEN] = AT_MBARRIER, s.progress
+                return DONE
+            warps[warp, MAY_FAIL], turns = 0, 0  # this wait answers that the phase goes on; the next one waits again
         s.executed += 1
+        # a warp instruction counts although its predicate holds for no lane: it was issued
         q.issued[row] += 1
-        q.lanes[row] += np.int64(_popcount(chosen))
+        q.lanes[row] += np.int64(vm.popcount(chosen))
         has_access, moves = False, True
         if kind == BRANCH:
             moves = False
             if not _diverge(s, p, q, warp, row, chosen, active):
                 return DEEP
-        elif chosen == 0:
+        elif chosen == 0:  # predicated off
             pass
         elif kind == LOAD or kind == STORE:
             has_access = True
-            if not _memory(s, p, m, row, chosen, warp, shift):
+            s.idle_turns *= kind == LOAD
+            if not _memory(s, p, m, row, chosen, mine, shift):
                 return s.status
         elif kind == ATOMIC:
             has_access = True
-            if not _atomic(s, p, m, row, chosen, warp, shift):
+            s.idle_turns = 0
+            if not _atomic(s, p, m, row, chosen, mine, shift):
                 return s.status
         elif kind == COPY:
             has_access = True
-            if not _copy(s, p, m, row, chosen, warp, shift):
+            if not _copy(s, p, m, row, chosen, mine, shift):
                 return s.status
         elif kind == MATRIX:
             has_access = True
-            if not _matrix(s, p, m, row, chosen, warp, shift):
+            if not _matrix(s, p, m, row, chosen, mine, shift):
                 return s.status
         elif kind == MMA:
             _mma(s, p, row, shift, a, b)
         elif kind == EXIT:
             moves = False
-            _leave(q, warp, row, chosen)
-        elif kind == BARRIER:
-            moves = False
-            status = _arrive(s, p, q, warp, row, chosen, shift)
+            _leave(s, q, warp, row, chosen)
+        elif kind == BARRIER or kind == CLUSTER_SYNC:
+            moves, has_access = False, kind == BARRIER and code[row, READS] > 1
+            status = (
+                _arrive(s, p, q, warp, row, chosen, shift)
+                if kind == BARRIER
+                else _meet_cluster(s, p, q, warp, row, chosen)
+            )
             if status != DONE:
                 return status
         elif kind == TRAP:
-            s.fault_thread = warp * LANES + _lowest(chosen)
+            s.fault_thread = mine * LANES + vm.lowest(chosen)
             return TRAPPED
+        elif kind >= MBARRIER:
+            has_access = kind != WGMMA and kind != MAP_RANK
+            status = _hopper(s, p, m, q, row, chosen, warp, shift, a, b)
+            if status != DONE:
+                return status
         elif kind != NOTHING:
-            _compute_row(s, p, row, kind, chosen, warp, shift, lanes)
+            _compute_row(s, p, row, kind, chosen, mine, shift, lanes)
         if moves:
             stack[warp, top, 0] = row + 1
         if s.in_sample:
-            _record(s, p, t, row, chosen, warp, has_access)
+            _record(s, p, q, t, row, chosen, warp, has_access)
         if warps[warp, GONE] or warps[warp, WAITS] >= 0:
             return DONE
     return DONE
 
 
-@flat
+@inline_never
+def _can_run(s: Any, q: Queue, warp: int) -> bool:
+    """Tell whether a warp has not ended and does not wait; at an mbarrier, whether a phase has ended since it came."""
+    waits = q.warps[warp, WAITS]
+    if waits == AT_MBARRIER and q.warps[warp, SEEN] != s.progress:
+        q.warps[warp, WAITS] = waits = -1
+    return q.warps[warp, GONE] == 0 and waits < 0
+
+
+@inline_never
+def _let_waits_answer(s: Any, q: Queue) -> bool:
+    """Let waits for mbarriers answer that their phases go on, where nobody else can go on. False: nobody waits so, or
+    this did not help for long."""
+    is_waiting = False
+    s.idle_turns += 1
+    if s.idle_turns <= _PATIENCE:
+        for warp in range(s.num_warps):
+            if q.warps[warp, WAITS] == AT_MBARRIER:
+                q.warps[warp, WAITS], q.warps[warp, MAY_FAIL], is_waiting = -1, 1, True
+    return is_waiting
+
+
+@flat_over(vm, mbarriers, bulk, warpgroups)
 def run(state: Any, p: EncodedProgram, m: Memory, q: Queue, t: Trace, lanes: int, a: Any, b: Any) -> int:
-    """Run blocks from `state` on, an array of one STATE. Returns DONE, or why it stopped; after FULL it may go on.
+    """Run clusters from `state` on, an array of one STATE. Returns DONE, or why it stopped; after FULL it may go on.
 
     lanes: 32, not known when this is compiled, so that loops over lanes become vector instructions.
     """
     s = state[0]
-    while s.block < s.num_blocks:
+    while s.cluster < s.num_clusters:
         if not s.is_started:
             _begin(s, p, m, q, t)
         while True:
             while s.warp < s.num_warps:
                 warp = s.warp
-                if not q.warps[warp, GONE] and q.warps[warp, WAITS] < 0:
+                if _can_run(s, q, warp):
+                    before = s.executed
                     status = _run_warp(s, p, m, q, t, warp, lanes, a, b)
                     if status != DONE:
                         return status
-                    s.has_moved = 1
+                    s.has_moved |= s.executed != before
                 s.warp += 1
             s.warp = 0
+            # something ran: others may go on, before barriers are looked at
             if s.has_moved:
                 s.has_moved = 0
                 continue
-            if not _release(s, q):
-                return DEADLOCK
+            if s.waiting:
+                if not bulk.flush(s, p, m, q):
+                    return s.status
+                continue
+            if not _release(s, q) and not _let_waits_answer(s, q):
+                return _blame(s, p, m, q)
             is_over = True
             for warp in range(s.num_warps):
                 is_over = is_over and q.warps[warp, GONE] == 1
             if is_over:
                 break
-        s.next_sample += s.in_sample
-        s.block, s.is_started = s.block + 1, 0
+        s.cluster, s.is_started = s.cluster + 1, 0
     return DONE

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from dse_ptx.execution import Argument, LaunchOptions, LaunchRun, Module, Pointer, PtxDevice
+from dse_ptx.arguments import Argument, Pointer
+from dse_ptx.execution import LaunchOptions, LaunchRun, Module, PtxDevice
 from dse_ptx.kernels import kernel_text
 
 Array = NDArray[np.float32]
@@ -30,6 +31,7 @@ SHAPES: Mapping[str, tuple[int, ...]] = {
 """Names and shapes of the weights, as PyTorch has them."""
 LRN = (5, 1e-4, 0.75)
 """Channels, alpha and beta of the normalisation; what is added to the squares is 1."""
+# 0 as a pointer: no bias, or no result wanted
 _NULL, _THREADS, _TILE, _WARP = 0, 128, 16, 32
 
 
@@ -61,7 +63,7 @@ class Layers:
     sample: blocks of each launch that are recorded, given their number.
     """
 
-    device: PtxDevice = field(default_factory=lambda: PtxDevice(1 << 24))
+    device: PtxDevice = field(default_factory=lambda: PtxDevice(1 << 24))  # it grows
     sample: Callable[[int], Sequence[int]] = lambda blocks: ()
     runs: list[tuple[str, LaunchRun]] = field(default_factory=list)
 
@@ -105,12 +107,15 @@ class Layers:
 
     def fft(self, x: Pointer, w: Pointer, b: Pointer | int, size: SquareConvolution) -> Pointer:
         """A convolution as a product of Fourier transforms of images and filters."""
+        # images are padded to a power of two
         bits = (size.h - 1).bit_length()
         count, width = 1 << 2 * bits, 1 << bits
+        # half of the roots of unity suffice for stages of radix 2
         angles = 2 * np.pi * np.arange(width // 2) / width
         roots = self.device.allocate(np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32))
         spectra = []
         for source, images, rows in ((x, size.n * size.c, size.h), (w, size.k * size.c, size.r)):
+            # two floats for each complex number
             out = self.zeros(2 * images * count)
             self.launch("fft_forward", (images,), (_THREADS,), source, out, roots, rows, bits)
             spectra.append(out)
@@ -122,11 +127,13 @@ class Layers:
 
     def winograd(self, x: Pointer, w: Pointer, b: Pointer | int, size: SquareConvolution) -> Pointer:
         """A convolution of 5 x 5 by Winograd's minimal filtering, 36 products for 4 results."""
+        # F(2 x 2, 5 x 5) works on tiles of 6 x 6, which overlap
         tiles = size.n * (size.p // 2) ** 2
         u, v = self.zeros(36, size.k, size.c), self.zeros(36, size.c, tiles)
         m, y = self.zeros(36, size.k, tiles), self.zeros(size.n, size.k, size.p, size.p)
         self.each("winograd_filter", size.k * size.c, w, u, size.k, size.c)
         self.each("winograd_input", size.c * tiles, x, v, size.n, size.c, size.h)
+        # 36 products, one for each place in a tile: the third axis of the grid
         grid, mnk = (-(-tiles // _TILE), -(-size.k // _TILE), 36), (size.k, tiles, size.c)
         strides = (size.c, 1, tiles, 1, size.k * size.c, size.c * tiles)
         self.launch("gemm", grid, (_TILE, _TILE), u, v, _NULL, m, *mnk, *strides)
@@ -140,8 +147,14 @@ class Layers:
         return y
 
     def linear(self, x: Pointer, w: Pointer, b: Pointer, mnk: tuple[int, int, int]) -> Pointer:
-        """x w^T + b: images, results and inputs of each."""
-        return self.gemm(x, w, b, mnk, (mnk[2], 1, 1, mnk[2]))
+        """x w^T + b: images, results and inputs of each. One image is a vector: a tile would compute 16 rows for it."""
+        images, results, inputs = mnk
+        if images == 1:
+            y = self.zeros(images, results)
+            self.each("gemv", _WARP * results, w, x, b, y, results, inputs)
+            return y
+        # w is [results, inputs]: its transpose is read by strides
+        return self.gemm(x, w, b, mnk, (inputs, 1, 1, inputs))
 
 
 ALGORITHMS: Mapping[str, Callable[[Layers, Pointer, Pointer, Pointer | int, SquareConvolution], Pointer]] = {
@@ -159,6 +172,7 @@ class LeNet:
     def __init__(self, weights: Mapping[str, Array], algorithm: str = "direct", layers: Layers | None = None) -> None:
         self.layers, self.algorithm = layers or Layers(), ALGORITHMS[algorithm]
         self.weights = {name: self.layers.device.allocate(weights[name].astype(np.float32)) for name in SHAPES}
+        # weights stay: results of each pass are released down to them
         self._kept = len(self.layers.device)
 
     def _forward(self, images: Array) -> dict[str, Pointer]:
@@ -198,6 +212,7 @@ class LeNet:
         n, layers, at = len(images), self.layers, self._forward(images)
         on_device, losses = layers.device.allocate(labels.astype(np.int32)), layers.zeros(n)
         d_logits = layers.zeros(n, 10)
+        # the loss of each image, and the gradient of its logits, in one launch
         self._softmax(n, at["logits"], layers.zeros(n, 10), d_logits, on_device, losses)
         gradients = self._backward(at, d_logits, n)
         for name, gradient in gradients.items():
@@ -208,6 +223,7 @@ class LeNet:
     def _backward(self, at: Mapping[str, Pointer], d_logits: Pointer, n: int) -> dict[str, Pointer]:
         """Gradients of all weights."""
         layers, gradients = self.layers, dict[str, Pointer]()
+        # backwards from the last layer; each step reads what its forward pass kept
         d_lrn = self._linear_backward("fc2", at["lrn"], d_logits, n, gradients)
         d_relu, d_fc1 = layers.zeros(n, 500), layers.zeros(n, 500)
         layers.each("lrn_backward", n * 500, at["relu"], at["scales"], d_lrn, d_relu, n, 500, *LRN)
@@ -226,6 +242,7 @@ class LeNet:
     def _linear_backward(self, name: str, x: Pointer, dy: Pointer, n: int, gradients: dict[str, Pointer]) -> Pointer:
         """Gradients of a fully connected layer, of its inputs the result."""
         outputs, inputs = SHAPES[f"{name}.weight"]
+        # dw = dy^T x, by strides
         gradients[f"{name}.weight"] = self.layers.gemm(dy, x, _NULL, (outputs, inputs, n), (1, outputs, inputs, 1))
         gradients[f"{name}.bias"] = self.layers.zeros(outputs)
         self.layers.each("column_sums", outputs, dy, gradients[f"{name}.bias"], n, outputs)
@@ -236,6 +253,7 @@ class LeNet:
         self, name: str, x: Pointer, dy: Pointer, size: SquareConvolution, gradients: dict[str, Pointer]
     ) -> None:
         dw, db = (self.layers.zeros(*SHAPES[f"{name}.{part}"]) for part in ("weight", "bias"))
+        # a warp for each weight: its lanes sum over images and pixels
         count = _WARP * int(np.prod(SHAPES[f"{name}.weight"]))
         self.layers.each("conv_backward_filter", count, x, dy, dw, db, *size.sizes)
         gradients |= {f"{name}.weight": dw, f"{name}.bias": db}

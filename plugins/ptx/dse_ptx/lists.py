@@ -23,6 +23,7 @@ Ints = NDArray[np.int64]
 _LANES = 32
 _LOADS = (Unit.GLOBAL_LOAD,)
 _STORES = (Unit.GLOBAL_STORE, Unit.GLOBAL_ATOMIC)
+# two operations of a lane in an instruction; SPECIAL has a quarter of the lanes
 _WORK = {Unit.INTEGER: 2, Unit.FP32: 2, Unit.FP64: 2, Unit.FP16: 2, Unit.SPECIAL: 8}
 """Operations of a lane, by unit."""
 
@@ -46,11 +47,13 @@ def block_lists(trace: WarpTrace, line_bytes: int, first_number: int) -> BlockLi
     kinds[np.isin(code.units, _LOADS)], kinds[np.isin(code.units, _STORES)] = LISTED_LOAD, LISTED_STORE
     requesting = np.flatnonzero(kinds >= 0)
     numbers = np.zeros(len(kinds), np.int64)
+    # numbers go on from the launch before, so that each instruction of an application has its own
     numbers[requesting] = first_number + np.arange(len(requesting))
     runs, places = _runs(trace, kinds, line_bytes)
     first_warps = np.append(np.flatnonzero(np.diff(trace.blocks, prepend=-1)), len(trace.blocks))
     static = np.stack([kinds, numbers, _work(code)], axis=1)
     registers = max(int(code.reads.max(initial=0)), int(code.writes.max(initial=0))) + 1
+    # a row of registers for each warp of the largest block
     pending = np.zeros((int(np.diff(first_warps).max()), registers), np.int64)
     streams = first_warps, trace.starts, trace.pcs, trace.access
     begins, rows = np.zeros(len(first_warps), np.int64), np.zeros((0, 5), np.int64)
@@ -58,6 +61,7 @@ def block_lists(trace: WarpTrace, line_bytes: int, first_number: int) -> BlockLi
     # the first pass counted the rows, the second writes them
     rows = np.zeros((begins[-1], 5), np.int64)
     _write_lists(*streams, static, code.reads, code.writes, places, runs, pending, begins, rows)
+    # the predictor learns loads and stores apart
     stores = {int(numbers[pc]): bool(kinds[pc] == LISTED_STORE) for pc in requesting}
     return BlockLists(rows, begins, stores)
 

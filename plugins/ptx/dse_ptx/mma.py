@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from dse_ptx import interpreter as vm
+from dse_ptx import vm
 from dse_ptx.program import PACKED_BITS, Function, Instruction
 from dse_ptx.rows import Row, UnreadError, check_modifiers, members
 from dse_ptx.warp_trace import Unit
@@ -16,6 +16,7 @@ ENTRIES = {"f16": 2, "bf16": 2, "tf32": 1, "s8": 4, "u8": 4, "s4": 8, "u4": 8, "
 """Types of A and B -> numbers in a register."""
 _LOW = {"s8": 16, "u8": 16, "s4": 32, "u4": 32, "b1": 128, "f64": 4}
 """Depth of products of 8 rows, by type."""
+# what is absent here is an integer: vm.INT
 _FORMATS = {"f16": vm.F16, "bf16": vm.BF16, "tf32": vm.TF32, "f64": vm.F64}
 _ACCUMULATORS = {"f32": vm.F32, "f16": vm.F16, "s32": vm.INT, "f64": vm.F64}
 
@@ -28,13 +29,18 @@ def mma(function: Function, instruction: Instruction) -> Row:
     check_modifiers(instruction, *words)
     result, kind, other, start = instruction.types
     m, depth = shape.partition("n8k")[::2]
+    # A holds 16 rows in two halves of eight; registers of a half go along k
     entry, rows, halves = ENTRIES[kind], len(groups[1]), int(m[1:]) // 8
+    # two accumulators of f16 share a register
     across, results = rows // halves, halves * (1 if result == "f16" else 2)
+    # a register holds `entry` numbers, and four lanes share a row: k is 4 x entry x registers of a half
     if tuple(map(len, groups)) != (results, rows, across, results) or str(4 * entry * across) != depth:
         raise UnreadError("the shape of its fragments")
     is_shape = halves == 2 or (halves == 1 and depth == str(_LOW.get(kind)))
     if not is_shape or ENTRIES[other] != entry or (kind == "b1") != ("popc" in names):
+        # products of bits count what `xor` or `and` leaves, and have no other form
         raise UnreadError("its shape or types")
+    # C and D must have one type
     if result != start or result not in _results(kind):
         raise UnreadError(f"result .{result} of .{kind}")
     fields = {vm.KIND: vm.MMA, vm.COUNT: rows, vm.MODE: entry, vm.FORMAT: _ACCUMULATORS[result], vm.BYTES: halves}

@@ -20,7 +20,7 @@ CONVOLUTIONS = {"conv1": (1, 28, 20), "conv2": (20, 12, 50)}
 """Channels, rows of an image and filters of LeNet's convolutions."""
 WORKS = ("lenet", *CONVOLUTIONS, "transposed")
 """What runs: the network forward, one of its convolutions, or a product with a matrix whose columns lie 16 KB apart."""
-_PITCH, _ROWS, _DEPTH = 4096, 64, 256
+_PITCH, _ROWS, _DEPTH = 4096, 64, 256  # 4096 numbers are 16 KB
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ def timed_launches(work: str, algorithm: str, images: int, gpu: str, hashed: str
     Raises ConfigError where a block does not fit on an SM, and for a product by an algorithm of convolutions.
     """
     machine = sm_array(gpu, {"memory": {"mapping": {"channel_hash": hashed}}})
+    # all blocks are recorded: these launches are short
     layers = Layers(sample=range)
     _execute(work, algorithm, images, layers)
     return tuple(_timed(layers, machine))
@@ -52,8 +53,9 @@ def _timed(layers: Layers, machine: object) -> Iterator[TimedLaunch]:
 def _execute(work: str, algorithm: str, images: int, layers: Layers) -> None:
     rng = np.random.default_rng(0)
     if work == "lenet":
+        # small weights keep activations finite; values change neither addresses nor times
         weights = {name: rng.standard_normal(shape, np.float32) * np.float32(0.05) for name, shape in SHAPES.items()}
-        LeNet(weights, algorithm, layers).logits(rng.random((images, 1, 28, 28), np.float32))
+        LeNet(weights, algorithm, layers).probabilities(rng.random((images, 1, 28, 28), np.float32))
     elif work == "transposed":
         if algorithm != "implicit_gemm" or images != 1:
             rule = "is one product, which neither algorithms of convolutions nor images change"
@@ -61,6 +63,7 @@ def _execute(work: str, algorithm: str, images: int, layers: Layers) -> None:
             raise ConfigError([Problem("work.kernels", rule, f"transposed by {algorithm}, {images} images", way)])
         device, out = layers.device, layers.zeros(_ROWS, _ROWS)
         a, b = device.allocate(4 * _PITCH * _DEPTH), device.allocate(4 * _ROWS * _DEPTH)
+        # A is read by columns: its stride is 1 along m, the pitch along k
         sizes = _ROWS, _ROWS, _DEPTH
         layers.launch("gemm", (4, 4), (16, 16), a, b, 0, out, *sizes, 1, _PITCH, _ROWS, 1, 0, 0)
     else:

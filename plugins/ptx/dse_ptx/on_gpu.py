@@ -22,6 +22,7 @@ from dse_ptx.gpu_launches import GpuLaunch, launches, magnitude
 
 COLUMNS = ("device", "file", "kernel", "seconds", "scatter", "magnitude", "reason")
 _MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+# samples, seconds of launches in one, and cycles that the GPU waits so that launches queue
 _SAMPLES, _SAMPLE_S, _WAIT_CYCLES = 15, 1e-3, 4_000_000
 _ALWAYS = 48 << 10  # bytes of shared memory that need no permission
 

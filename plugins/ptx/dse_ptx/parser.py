@@ -30,13 +30,16 @@ from dse_ptx.program import (
 )
 
 _NAME = r"[A-Za-z_$%][\w$]*"
+# `%tid.x` is one name; `0f3F800000` and `0d...` hold the bits of a number in hexadecimal, not its value
 _TOKEN = re.compile(
     rf"(?P<name>{_NAME}(?:\.[xyzw])?)|(?P<float>0[fFdD][0-9a-fA-F]{{8,16}})"
     r"|(?P<number>-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+\.\d+(?:[eE][-+]?\d+)?|\d+)U?)|(?P<sign>[\[\]{}(),+|!<>=-])|\s+"
 )
 _LINE_WORDS = (".loc", ".file", ".version", ".target", ".address_size")
+# a label ends with one colon: `shared::cta` is a part of an opcode
 _LABEL = re.compile(rf"\s*({_NAME})\s*:(?!:)")
 _VARIABLE = re.compile(
+    # `.shared .align 4 .b8 tile[256]`: a size of `[]` is given by the launch, and is 0 here
     rf"(?:\.(?:visible|extern|weak|common)\s+)*\.(?P<space>shared|global|const|local)\s+(?:\.align\s+(?P<align>\d+)\s+)?"
     rf"(?:\.attribute\([^)]*\)\s*)?\.(?P<type>\w+)\s+(?P<name>{_NAME})\s*(?P<sizes>(?:\[\s*\d*\s*\]\s*)*)(?:=\s*(?P<content>.*))?$",
     re.S,
@@ -77,6 +80,7 @@ class _Parser:
     def program(self) -> PtxProgram:
         """All functions and variables of the text."""
         functions, variables = dict[str, Function](), list[Variable]()
+        # A head is followed by the piece of its opening brace: the body begins two pieces after the head.
         place = 0
         while place < len(self.pieces):
             piece = self.pieces[place]
@@ -91,6 +95,7 @@ class _Parser:
             variable = _VARIABLE.match(piece.text)
             if variable:
                 variables.append(self._variable(variable, piece.line))
+            # a declaration without a body adds nothing; a call of it is refused when it is inlined
             elif not re.match(r"(\.extern\s+|\.visible\s+|\.weak\s+)*\.func\b|\.pragma\b", piece.text):
                 self._refuse(piece.line, piece.text, "is no directive that is read")
             place += 1
@@ -98,14 +103,17 @@ class _Parser:
 
     def _code(self, text: str) -> str:
         """The text without comments, sections for debuggers and directives that end with their line."""
+        # newlines of comments stay, so that pieces keep their line in the text
         text = re.sub(r"/\*.*?\*/", lambda match: "\n" * match[0].count("\n"), text, flags=re.S)
         lines, depth, in_section = [], 0, False
         for line in text.splitlines():
+            # `//` within a string, such as the path of a `.file`, begins no comment
             bare = line.partition("//")[0].rstrip() if '"' not in line.partition("//")[0] else line
             word = bare.split(maxsplit=1)[0] if bare.strip() else ""
             in_section = in_section or word == ".section"
             if in_section:
                 depth += bare.count("{") - bare.count("}")
+                # the section goes on until a line closes its outermost brace
                 in_section, bare = depth > 0 or "}" not in bare, ""
             elif word in _LINE_WORDS:
                 self.words[word[1:]] = bare.split(maxsplit=1)[1].strip()
@@ -128,6 +136,7 @@ class _Parser:
         if type_name not in TYPE_BYTES:
             self._refuse(line, match[0], "has a type that is not read")
         size = TYPE_BYTES[type_name]
+        # an array of several dimensions lies as one of their product
         for part in sizes:
             size *= int(part or 0)
         content = self._content(match["content"], type_name, line) if match["content"] else b""
@@ -139,7 +148,9 @@ class _Parser:
         for item in re.sub(r"[{}\s]", "", text).split(","):
             operand = self._operands(item, line)[0] if item else Immediate(0)
             if not isinstance(operand, Immediate):
+                # addresses of other variables are known only after the module is placed
                 self._refuse(line, text, "initialises a variable with an address")
+            # modulo its size: a negative number becomes its two's complement
             content += (operand.value % (1 << 8 * size)).to_bytes(size, "little")
         return content
 
@@ -150,11 +161,13 @@ class _Parser:
             match = _PARAMETER.match(item.strip())
             register = re.match(rf"\.reg\s+\.(\w+)\s+({_NAME})$", item.strip())
             if register:
+                # PTX lets a `.func` take parameters in registers; compilers use the parameter space
                 self._refuse(line, item.strip(), "is a parameter in a register, which is not read")
             if not match or match["type"] not in TYPE_BYTES:
                 self._refuse(line, item.strip(), "is no parameter that is read")
             unit = TYPE_BYTES[match["type"]]
             size, align = unit * int(match["size"] or 1), int(match["before"] or unit)
+            # rounded up to a multiple of the alignment, as the driver lays parameters out
             offset = -(-offset // align) * align
             parameters.append(Parameter(match["name"], match["type"], size, align, offset))
             offset += size
@@ -164,7 +177,9 @@ class _Parser:
         match = _HEAD.match(head.text)
         if not match:
             self._refuse(head.line, head.text, "is no head of a function")
-        exact, most = (re.search(rf"\.{word}\s+([\d\s,]+)", match["rest"]) for word in ("reqntid", "maxntid"))
+        # `.reqntid` fixes the three sizes of a block, `.maxntid` bounds the product of three
+        words = ("reqntid", "maxntid", "reqnctapercluster")
+        exact, most, cluster = (re.search(rf"\.{word}\s+([\d\s,]+)", match["rest"]) for word in words)
         body = _Body(self, match["name"])
         for piece in pieces:
             body.add(piece)
@@ -179,6 +194,7 @@ class _Parser:
             tuple(body.variables),
             tuple(int(part) for part in exact[1].split(",")) if exact else (),
             math.prod(int(part) for part in most[1].split(",")) if most else 0,
+            tuple(int(part) for part in cluster[1].split(",")) if cluster else (),
         )
 
     def _operands(self, text: str, line: int) -> tuple[Operand, ...]:
@@ -195,6 +211,7 @@ class _Parser:
             while place < len(tokens):
                 operand, place = _operand(tokens, place)
                 operands.append(operand)
+                # operands are separated by commas alone
                 if place < len(tokens) and tokens[place][1] != ",":
                     raise ValueError(tokens[place][1])
                 place += 1
@@ -221,6 +238,7 @@ class _Body:
     labels: dict[str, int] = field(default_factory=dict)
     registers: dict[str, str] = field(default_factory=dict)
     variables: list[Variable] = field(default_factory=list)
+    # A stack of scopes: the innermost declaration of a name hides the others, as in C.
     scopes: list[dict[str, str]] = field(default_factory=lambda: [{}])
     suffixes: list[str] = field(default_factory=lambda: [""])
     count: int = 0
@@ -236,6 +254,7 @@ class _Body:
             self.suffixes.pop()
         elif piece.kind == "label":
             if piece.text in self.labels:
+                # labels belong to the function: a branch may leave the scope in which it stands
                 raise refusal(self.parser.path, piece.line, piece.text, "is a label twice in one function")
             self.labels[piece.text] = len(self.instructions)
         elif piece.text.startswith("."):
@@ -248,6 +267,7 @@ class _Body:
         return self.scopes[-1][name]
 
     def _name_of(self, name: str) -> str:
+        # what no scope declares is a label, a function, a variable of the module or a special register
         return next((scope[name] for scope in reversed(self.scopes) if name in scope), name)
 
     def _directive(self, piece: _Piece) -> None:
@@ -258,6 +278,7 @@ class _Body:
                 match = _REGISTERS.match(item)
                 if not match or type_name[1:] not in TYPE_BYTES:
                     raise refusal(self.parser.path, piece.line, piece.text, "declares registers that are not read")
+                # `%r<5>` declares %r0 to %r4
                 numbered = [f"{match[1]}{i}" for i in range(int(match[2]))] if match[2] else [match[1]]
                 self.registers |= {self._declare(name): type_name[1:] for name in numbered}
         elif word == ".param":
@@ -275,6 +296,7 @@ class _Body:
         if not match:
             raise refusal(self.parser.path, piece.line, piece.text, "is no instruction")
         guard = Guard(self._name_of(match[2]), bool(match[1])) if match[2] else None
+        # `shared::cta` becomes `shared_cta`, one modifier; the opcode itself is split at its points
         name, *modifiers = match[3].replace("::", "_").split(".")
         operands = tuple(self._rename(part) for part in self.parser._operands(match[4], piece.line))
         return Instruction(name, tuple(modifiers), operands, piece.line, guard)
@@ -286,7 +308,8 @@ class _Body:
             return Register(name) if name in self.registers else Symbol(name)
         if isinstance(operand, Address) and operand.base is not None:
             base = self._rename(operand.base)
-            return Address(base if isinstance(base, Register | Symbol) else None, operand.offset)
+            inner = tuple(self._rename(part) for part in operand.coordinates)
+            return Address(base if isinstance(base, Register | Symbol) else None, operand.offset, inner)
         if isinstance(operand, OperandGroup):
             return OperandGroup(tuple(self._rename(part) for part in operand.members), operand.is_pair)
         return operand
@@ -322,6 +345,7 @@ def _operand(tokens: list[tuple[str, str]], place: int) -> tuple[Operand, int]:
     kind, text = tokens[place]
     if text in "{(":
         members, place = [], place + 1
+        # a closing brace or parenthesis ends the group; commas between its members are skipped
         while tokens[place][1] not in "})":
             member, place = _operand(tokens, place)
             members.append(member)
@@ -334,10 +358,12 @@ def _operand(tokens: list[tuple[str, str]], place: int) -> tuple[Operand, int]:
         operand = Symbol(text)
     elif kind in ("number", "float"):
         operand = _constant(text)
+    # `!%p`: the third operand of `setp`, negated, is a pair of one member
     elif text == "!" and tokens[place + 1][0] == "name":
         return OperandGroup((Symbol(tokens[place + 1][1]),), is_pair=True), place + 2
     else:
         raise ValueError(text)
+    # `%p|%q` of `setp` and `shfl`: two results
     if place + 1 < len(tokens) and tokens[place + 1][1] == "|":
         second, place = _operand(tokens, place + 2)
         return OperandGroup((operand, second), is_pair=True), place
@@ -350,7 +376,14 @@ def _address(tokens: list[tuple[str, str]], place: int) -> tuple[Operand, int]:
     while tokens[place][1] != "]":
         kind, text = tokens[place]
         if kind == "name" and base is None:
+            # a second name is no base: such a sum of addresses is refused below
             base = Symbol(text)
+        elif text == "," and tokens[place + 1][1] == "{":
+            # `[map, {x, y}]`: a tensor map and coordinates in its tensor
+            group, place = _operand(tokens, place + 1)
+            if tokens[place][1] != "]" or not isinstance(group, OperandGroup):
+                raise ValueError(text)
+            return Address(base, offset, group.members), place + 1
         elif kind == "number":
             offset, sign = offset + sign * int(text.rstrip("U"), 0), 1
         elif text in "+-":
@@ -368,5 +401,7 @@ def _constant(text: str) -> Immediate:
     if text[:2].lower() == "0d" and len(text) == 18:
         return Immediate(int(text[2:], 16), 64)
     if "." in text:
+        # the bits of a double, which `rows.immediate_bits` rounds for an operand of single precision
         return Immediate(struct.unpack("<Q", struct.pack("<d", float(text)))[0], 64)
+    # a leading zero means octal, as in C
     return Immediate(int(text.rstrip("U"), 8 if re.fullmatch(r"-?0[0-7]+U?", text) else 0))

@@ -45,7 +45,9 @@ class LaunchPhase:
 def dram_shares(done: LaunchTime) -> Floats:
     """Share of each channel's bandwidth [bins, channels], in the bins of the SMs."""
     gpu = done.machine.memory.gpu
+    # lines that a channel can move in a bin
     most = done.bin_s * gpu.dram.bytes_per_s / (gpu.dram.channels * gpu.line_bytes)
+    # bins of SMs and of DRAM have different widths: lines are summed up, and the sums read at the edges of SM bins
     starts = np.arange(len(done.issued) + 1) * done.bin_s
     total = np.concatenate([np.zeros((1, done.dram.shape[1])), np.cumsum(done.dram, axis=0)])
     times = np.arange(len(total)) * done.dram_bin_s
@@ -55,6 +57,7 @@ def dram_shares(done: LaunchTime) -> Floats:
 
 def slice_shares(done: LaunchTime) -> Floats:
     """Share of the time of each slice of L2 that requests take [bins, channels]."""
+    # a request takes a slice for the time of a look-up
     busy_s = done.slices[:, :, 0] * float(done.machine.memory.gpu.l2.lookup_s)
     return np.asarray(np.minimum(busy_s / done.bin_s, 1.0))
 
@@ -81,6 +84,7 @@ def _phase(done: LaunchTime, series: tuple[Floats, Floats], first: int, end: int
     cycles, (rate, dram) = _cycles(done)[first:end], series
     lost = done.slots[first:end].sum(axis=0)
     instructions, bandwidth = (float(np.average(values[first:end], weights=cycles)) for values in (rate, dram))
+    # place 0 of the slots is `issued`, which is no loss
     cause = SLOT_NAMES[1 + int(np.argmax(lost[1:]))]
     return LaunchPhase(first * done.bin_s, end * done.bin_s, instructions, bandwidth, cause)
 
@@ -89,6 +93,7 @@ def _cycles(done: LaunchTime) -> Floats:
     """Cycles of each bin; the last is not full."""
     width = done.bin_s / done.machine.cycle_s
     cycles = np.full(len(done.issued), width)
+    # at least one cycle, since rates divide by it
     cycles[-1] = max(done.cycles - width * (len(cycles) - 1), 1.0)
     return cycles
 
@@ -114,6 +119,7 @@ def figures(done: LaunchTime, name: str) -> Iterator[tuple[str, Draw]]:
     from dse.plots import Frame
 
     most = float(done.machine.sm.schedulers)
+    # at most one instruction of a slot, also where two of one warp may issue
     machine = {"SMs: instructions of a slot": np.minimum(ipc(done) / most, 1.0), "slices of L2": slice_shares(done)}
     machine["channels of DRAM"] = dram_shares(done)
     note = "shade: share of what it could do; dotted: phases"
@@ -121,6 +127,7 @@ def figures(done: LaunchTime, name: str) -> Iterator[tuple[str, Draw]]:
         f"{name}: {done.ipc:.2f} instructions a cycle; the busiest channel moves {camping_factor(done):.2f}x the mean"
     )
     yield "machine", _raster(machine, done, "SM, slice, or channel", Frame(title, note))
+    # place 0 is `issued`, which is no loss
     lost = {place: share for place, share in enumerate(done.slot_shares.values()) if place}
     worst, issued = max(lost, key=lost.__getitem__), done.slot_shares["issued"]
     title = f"{name}: {100 * issued:.0f} % of slots issue, {100 * lost[worst]:.0f} % are lost to {SLOT_NAMES[worst]}"
@@ -141,6 +148,7 @@ def _raster(panels: dict[str, Floats], done: LaunchTime, lane: str | Mapping[str
     """A figure of panels whose bins are put together until they are few."""
     from dse.plots import tables
 
+    # bins of the simulation that one drawn bin averages
     times = -(-len(done.issued) // _DRAWN)
     few = {name: np.add.reduceat(values, np.arange(0, len(values), times)) / times for name, values in panels.items()}
     ends = tuple(phase.end_s for phase in phases_of(done)[:-1])
@@ -161,6 +169,7 @@ def perfetto(launches: Sequence[tuple[str, LaunchTime]]) -> dict[str, Any]:
     spans, counters, begin_s = list[Interval](), list[dict[str, Any]](), 0.0
     for name, done in launches:
         start_s = begin_s + done.launch_s
+        # the launch comes before the bins of the simulation begin
         spans.append(Interval(name, "launch", "wait", begin_s, start_s))
         spans += [
             Interval(

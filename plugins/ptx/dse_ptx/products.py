@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dse_ptx.execution import LaunchOptions, Module, Pointer, PtxDevice
+from dse_ptx.arguments import Pointer
+from dse_ptx.execution import LaunchOptions, Module, PtxDevice
 from dse_ptx.kernels import kernel_text
 from dse_ptx.sm_arrays import Grid
 from dse_ptx.sms import SmArray
@@ -24,7 +25,7 @@ from dse_ptx.warp_trace import WarpTrace
 
 STEP, STEPS = 8, 4
 """Elements of k in a step of a tile, and steps that are simulated, and twice as many."""
-_PAGE, _FEW = 1 << 21, 2
+_PAGE, _FEW = 1 << 21, 2  # a page of 2 MiB
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Tiling:
     @property
     def registers(self) -> int:
         """Registers of a thread that the launch bounds leave."""
+        # an SM has 65,536 registers; 255 is the most that an instruction can name
         return min(65536 // (self.threads * self.least_blocks), 255)
 
     def grid(self, product: Product) -> tuple[int, int, int]:
@@ -68,6 +70,7 @@ class Tiling:
 
     def depth(self, product: Product) -> int:
         """Elements of k of a block."""
+        # parts are whole steps; the last one may be shorter in the product, which is neglected
         return -(-product.k // (self.parts * STEP)) * STEP
 
 
@@ -105,7 +108,9 @@ def trace_product(product: Product, tiling: Tiling, steps: int) -> tuple[WarpTra
     """
     module, (ai, ak, bj, bk), depth = kernels(), product.strides, steps * STEP
     device, parts = module.device, 2 if tiling.parts > 1 else 1
+    # two blocks in each direction show what changes from one to the next
     mark, (rows, cols) = len(device), (2 * tiling.rows, 2 * tiling.cols)
+    # a matrix reaches from its first to its last element: strides times the last index of each axis
     reach = ((rows - 1) * ai + (parts * depth - 1) * ak + 1, (cols - 1) * bj + (parts * depth - 1) * bk + 1)
     a, b, c = (device.allocate(4 * size) for size in (*reach, (cols - 1) * product.m + rows))
     sizes = rows, cols, parts * depth, ai, ak, bj, bk, product.m, depth
@@ -119,6 +124,7 @@ def trace_product(product: Product, tiling: Tiling, steps: int) -> tuple[WarpTra
     first, shift = _first_block(run.trace, parts)
     shift[:, 2] *= tiling.depth(product) / depth  # of the whole k, whose parts lie further apart
     first = apart(first, (a, b, c), (4 * product.m * product.k, 4 * product.k * product.n))
+    # m runs fastest, then n, then parts of k: the order in which a GPU starts blocks
     places = np.stack(np.meshgrid(*map(np.arange, tiling.grid(product)), indexing="ij"), -1).transpose(2, 1, 0, 3)
     return bound_registers(first, tiling), Grid(places.reshape(-1, 3), shift.astype(np.int64))
 
@@ -127,6 +133,7 @@ def apart(trace: WarpTrace, pointers: Sequence[Pointer], sizes: Sequence[int]) -
     """The trace with its tensors as far apart as their whole sizes [bytes] demand, of which a part was executed on."""
     bases, ends = np.array([pointer.address for pointer in pointers]), np.cumsum([0, *sizes])
     begins = (-(-ends // _PAGE) + 1 + np.arange(len(ends))) * _PAGE  # a page lies between two
+    # -1: below the first tensor, an address of shared memory
     place = np.searchsorted(bases, trace.addresses.max(axis=1), side="right") - 1
     moved = np.where(place < 0, 0, (begins - bases)[np.maximum(place, 0)])  # shared memory stays
     addresses = np.where(trace.addresses > 0, trace.addresses + moved[:, None].astype(np.uint64), 0)
@@ -151,8 +158,11 @@ def _first_block(trace: WarpTrace, parts: int) -> tuple[WarpTrace, np.ndarray]:
         access = trace.access[place]
         if not np.array_equal(trace.pcs[place], trace.pcs[alike[0]]):
             raise RuntimeError("blocks take different ways")
+        # the highest lane's address stands for the access; all lanes shift alike
         firsts.append(trace.addresses[access[access >= 0]].max(axis=1).astype(np.int64))
+    # places of neighbours along x, y and z in a grid of 2 x 2 x parts
     shift = np.stack([firsts[1] - firsts[0], firsts[2] - firsts[0], firsts[4 * (parts - 1)] - firsts[0]], axis=1)
+    # a block shifted along all axes at once lies where the sum of the three shifts puts it
     if not np.array_equal(firsts[0] + shift.sum(axis=1), firsts[-1]):
         raise RuntimeError("addresses are not affine in a block's coordinates")
     access = np.where(has, np.cumsum(has) - 1, -1)
@@ -179,6 +189,7 @@ def _tilings(product: Product, machine: SmArray) -> Iterator[Tiling]:
     for tiling in TILINGS:
         for parts in _PARTS:
             blocks = math.prod(tiling.grid(product)) * parts
+            # eight steps at least: a part begins with a fetch that nothing hides, and ends with atomic sums
             if parts == 1 or (product.k >= parts * 8 * STEP and blocks <= 8 * tiling.least_blocks * machine.num_sms):
                 yield replace(tiling, parts=parts)
 
@@ -188,9 +199,11 @@ def _estimate(product: Product, tiling: Tiling, machine: SmArray) -> float:
     blocks, of_sm = math.prod(tiling.grid(product)), machine.peak_flop_per_s / machine.num_sms
     flop = 2.0 * tiling.rows * tiling.cols * tiling.depth(product)
     # an SM whose places are not all taken hides less
+    # half of the places are taken to suffice
     busy = min(1.0, blocks / (machine.num_sms * tiling.least_blocks / 2))
     waves = max(math.ceil(blocks / machine.num_sms), 1)
     rate = machine.memory.gpu.dram.bytes_per_s
+    # every part beyond the first reads and writes C once more: 2 parts - 1 passes
     moved = 4.0 * (product.m * product.k + product.k * product.n + product.m * product.n * (2 * tiling.parts - 1))
     return max(waves * flop / (of_sm * tiling.efficiency * max(busy, 0.5)), moved / rate)
 
@@ -209,6 +222,7 @@ def extrapolate(launches: Sequence[tuple[WarpTrace, Grid]], steps: float, machin
     for times, count in ((blocks // wave, wave), (1, blocks % wave)):
         if times and count:
             short, long = (_seconds(trace, grid, count, machine) for trace, grid in launches)
+            # cost of a step beyond the first ones: what the longer run takes more
             seconds += times * (short + max(long - short, 0.0) * (steps - STEPS) / STEPS)
     return seconds
 

@@ -8,9 +8,11 @@ from typing import TypeAlias
 
 TYPE_BYTES: Mapping[str, int] = {
     **{f"{letter}{bits}": bits // 8 for letter in "bus" for bits in (8, 16, 32, 64)},
+    # types with x2 pack two halves into a word; a predicate has no place in memory, its byte is nominal
     **{"f16": 2, "bf16": 2, "f16x2": 4, "bf16x2": 4, "tf32": 4, "f32": 4, "f64": 8, "pred": 1},
 }
 """Fundamental types, and the bytes of a value in memory."""
+# four bits and one bit are types of `mma` and `wmma` alone, and no register has them
 PACKED_BITS: Mapping[str, int] = {"s4": 4, "u4": 4, "b1": 1}
 """Types of elements that matrices pack into words, and their bits."""
 
@@ -26,6 +28,7 @@ class Register:
 class Immediate:
     """A constant as it is written: an integer, or the bits of a floating-point number of `float_bits`."""
 
+    # The parser does not know the type of the operand, so bits and their width are kept until an instruction gives it.
     value: int
     float_bits: int = 0
 
@@ -39,10 +42,14 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Address:
-    """Memory at a register, variable or nothing, plus an offset in bytes: `[%rd1+4]`."""
+    """Memory at a register, variable or nothing, plus an offset in bytes: `[%rd1+4]`.
+
+    coordinates: in the tensor of a map that lies there, `[%rd1, {%r1, %r2}]`.
+    """
 
     base: Register | Symbol | None
     offset: int = 0
+    coordinates: tuple[Operand, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,11 +87,13 @@ class Instruction:
     @property
     def opcode(self) -> str:
         """Name with all modifiers, as it is written."""
+        # `::` is written as `_` here: the parser has replaced it
         return ".".join((self.name, *self.modifiers))
 
     @property
     def types(self) -> tuple[str, ...]:
         """Modifiers that are types, the result's first."""
+        # `cvt.f32.s32` writes f32 and reads s32; `mul.wide.s32` has one type, and writes a number of twice its bits
         return tuple(word for word in self.modifiers if word in TYPE_BYTES or word in PACKED_BITS)
 
 
@@ -107,6 +116,7 @@ class Parameter:
     type_name: str
     size: int
     align: int
+    # in the parameter space [bytes], to which the arguments of a launch are copied
     offset: int = 0
 
 
@@ -115,7 +125,7 @@ class Function:
     """A kernel (`is_entry`) or device function. labels: name -> number of the instruction that follows.
 
     registers: name -> type. block: threads for which the kernel was compiled (`.reqntid`), or empty.
-    most_threads: of a block (`.maxntid`), or 0.
+    most_threads: of a block (`.maxntid`), or 0. cluster: its blocks (`.reqnctapercluster`), or empty.
     """
 
     name: str
@@ -126,8 +136,10 @@ class Function:
     labels: Mapping[str, int]
     registers: Mapping[str, str]
     variables: tuple[Variable, ...]
+    # (): any block that the hardware takes
     block: tuple[int, ...] = ()
     most_threads: int = 0
+    cluster: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -142,4 +154,5 @@ class PtxProgram:
     @property
     def kernels(self) -> tuple[str, ...]:
         """Names of the kernels, in the order of the text."""
+        # a dict keeps the order in which it was filled
         return tuple(name for name, function in self.functions.items() if function.is_entry)

@@ -24,16 +24,19 @@ class Row:
     unit: Unit = Unit.INTEGER
     operations: float = 0.0
     immediate: str = "u64"  # type of the constants that are read
+    argument: int = 0  # a number that a trace tells of it: `warp_trace.Code`
 
 
 def immediate_bits(constant: Immediate, kind: str) -> int:
     """Bits of a constant as an operand of a type."""
     bits = 1 if kind == "pred" else 8 * TYPE_BYTES[kind]
     value = constant.value
+    # `1.5` is parsed in double precision
     if constant.float_bits == 64 and kind == "f32":
         value = int(np.array(value, np.uint64).view(np.float64).astype(np.float32).view(np.uint32))
     elif constant.float_bits == 32 and kind == "f64":
         value = int(np.array(value, np.uint32).view(np.float32).astype(np.float64).view(np.uint64))
+    # an integer's bits would be another number; 0 alone is the same in both
     elif not constant.float_bits and kind in ("f32", "f64") and value:
         raise UnreadError("a floating-point operand is written as an integer")
     return int(value % (1 << bits))
@@ -51,6 +54,7 @@ def sign_of(kind: str) -> int:
 
 def is_float(kind: str) -> bool:
     """Return whether a type's numbers are floating-point numbers."""
+    # tf32 counts as bits: its registers are .b32
     return kind.startswith(("f", "bf"))
 
 

@@ -27,9 +27,10 @@ from dse.files import lines
 from dse.files import open_plain_file as plain
 from dse_ptx.warp_trace import Code, Unit, WarpTrace
 
-_MOST_BYTES = 1 << 36
+_MOST_BYTES = 1 << 36  # of a file: 64 GiB
 _COLUMNS = "a line is PC, mask, destinations, opcode, sources, width, addresses"
 _UNITS: tuple[tuple[str, Unit], ...] = (
+    # the order decides: LDGSTS before LDG, LDSM before LDS, FLO before F
     ("LDGSTS", Unit.GLOBAL_LOAD), ("LDG", Unit.GLOBAL_LOAD), ("LDL", Unit.GLOBAL_LOAD), ("LDSM", Unit.SHARED_LOAD),
     ("LDS", Unit.SHARED_LOAD), ("LDC", Unit.CONSTANT), ("LD", Unit.GLOBAL_LOAD), ("STG", Unit.GLOBAL_STORE),
     ("STL", Unit.GLOBAL_STORE), ("STS", Unit.SHARED_STORE), ("ST", Unit.GLOBAL_STORE), ("ATOMS", Unit.SHARED_ATOMIC),
@@ -48,6 +49,7 @@ _SHAPES = {"16816": 128.0, "1688": 64.0, "884": 16.0, "16832": 256.0, "16864": 5
 """Shape of a matrix product -> operations of a lane: 2 m n k over 32 lanes."""
 _GROUP = 128  # lanes of the four warps that share a GMMA, whose shape is written 64x128x16
 _MATRIX_ROW = 16  # bytes of a row of LDSM, to whose first element each lane points
+# SHFL moves values through the pipeline of shared memory, without an address
 _TOUCHING = ("LDG", "LDL", "LDS", "LD", "STG", "STL", "STS", "ST", "ATOM", "RED")
 
 
@@ -90,6 +92,7 @@ class _Reader:
                 self.header[key.strip()] = value.strip()
             elif words[:1] == ["#BEGIN_TB"]:
                 self.block += 1
+                # the rest of the file is not read: traces may be larger than memory
                 if self.block == self.most:
                     return
             elif words[:1] == ["warp"]:
@@ -102,6 +105,7 @@ class _Reader:
         if not self.starts:
             raise self._wrong("stands outside of a warp", "group the trace by Accel-Sim's post-traces-processing")
         version = whole_number(self.header.get("accelsim tracer version", ""))
+        # x, y, z of the block and the warp; a missing version is taken for a new one
         first = 4 * (version is not None and version < 3) + (self.header.get("enable lineinfo") == "1")
         try:
             written = int(words[first + 2])
@@ -119,6 +123,7 @@ class _Reader:
             raise self._wrong("is cut short", _COLUMNS) from None
         except (ValueError, OverflowError) as error:
             raise self._wrong(f"is no instruction: {error}", _COLUMNS) from None
+        # rows number the static instructions in the order of their first execution
         self.stream.append((self.rows.setdefault(static, len(self.rows)), mask, access))
 
     def _wrong(self, rule: str, way_out: str) -> ConfigError:
@@ -166,6 +171,7 @@ def _registers(names: Sequence[str], wide: int) -> list[int]:
     """Numbers of registers; R255 is zero."""
     written = (whole_number(name[1:]) for name in names if name[:1] == "R")
     numbers = [number for number in written if number is not None]
+    # a register of 64 or 128 bits is named by its first one
     return [number + part for number in numbers if number != 255 for part in range(wide)]
 
 
@@ -183,8 +189,10 @@ def _operations(opcode: str) -> float:
     family, *suffixes = opcode.split(".")
     shape = re.search(r"\b(\d+)x(\d+)x(\d+)\b", opcode)
     if unit_of(opcode) == Unit.TENSOR and shape:
+        # a GMMA is issued by four warps: an operation's share of one of 128 lanes
         return 2.0 * int(shape[1]) * int(shape[2]) * int(shape[3]) / _GROUP
     if unit_of(opcode) == Unit.TENSOR:
+        # a shape that is not known counts as the smallest
         return next((_SHAPES[suffix] for suffix in suffixes if suffix in _SHAPES), _SHAPES["884"])
     return _OPERATIONS.get(family, 0.0)
 
@@ -194,6 +202,7 @@ def _bytes(opcode: str) -> int:
     if opcode.startswith("LDSM"):
         return _MATRIX_ROW
     bits = [int(match[1]) for suffix in opcode.split(".")[1:] if (match := re.fullmatch(r"[US]?(\d+)", suffix))]
+    # without a width an access moves words of 32 bits
     return max(1, bits[0] // 8) if bits else 4
 
 
@@ -202,11 +211,13 @@ def _addresses(mode: int, words: Sequence[str], mask: int) -> np.ndarray:
     lanes = np.flatnonzero(mask >> np.arange(32) & 1)
     row = np.zeros(32, np.uint64)
     if mode == 1:
+        # the stride counts lanes, also those that are not active
         places = int(words[0], 16) + int(words[1]) * (lanes - lanes[0])
     elif mode in (0, 2):
         if len(words) < len(lanes):
             raise ValueError(f"{len(words)} addresses for {len(lanes)} active lanes")
         numbers = [int(word, 16 if mode == 0 or not place else 10) for place, word in enumerate(words[: len(lanes)])]
+        # mode 2: each active lane's distance from the active lane before it
         places = np.array(numbers, np.int64) if mode == 0 else np.cumsum(np.array(numbers, np.int64))
     else:
         raise ValueError(f"address mode {mode} is not 0 (list), 1 (stride) or 2 (differences)")

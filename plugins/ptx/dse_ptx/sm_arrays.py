@@ -14,6 +14,7 @@ from dse.errors import ConfigError, Problem
 from dse_ptx import sm_state as ss
 from dse_ptx.coalescing import ATOMIC, GLOBAL, SHARED, SHARED_ATOMIC, coalesce
 from dse_ptx.sm_state import Sizes, State, WarpStreams
+from dse_ptx.sm_tasks import UNITS, argument_of, kind_of, tasks_of, without_fragments
 from dse_ptx.sms import OWN_PIPES, PIPES, SmArray
 from dse_ptx.warp_trace import Code, Unit, WarpTrace
 from simulators.device.records import record, table
@@ -27,6 +28,7 @@ _PIPE_OF = {
     Unit.INTEGER: "integer", Unit.FP32: "fp32", Unit.FP64: "fp64", Unit.FP16: "fp16", Unit.SPECIAL: "special",
     Unit.TENSOR: "tensor", Unit.GLOBAL_LOAD: "global", Unit.GLOBAL_STORE: "global", Unit.GLOBAL_ATOMIC: "global",
     Unit.SHARED_LOAD: "shared", Unit.SHARED_STORE: "shared", Unit.SHARED_ATOMIC: "shared",
+    Unit.WGMMA: "control", Unit.BULK: "control", Unit.MBARRIER: "shared", Unit.CLUSTER: "control",
 }  # fmt: skip
 _KIND_OF = {
     Unit.GLOBAL_LOAD: ss.LOAD, Unit.GLOBAL_STORE: ss.STORE, Unit.GLOBAL_ATOMIC: ss.ATOMIC,
@@ -41,7 +43,7 @@ _ACCESS_OF = {
 
 @dataclass(frozen=True)
 class Grid:
-    """Blocks of a launch that all execute the streams of a trace's first block, their accesses shifted.
+    """Blocks of a launch that all execute the streams of a trace's first block, or cluster, their accesses shifted.
 
     places [blocks, 3]: coordinates of a block. shift [accesses, 3]: bytes for a step of each coordinate, in global
     memory multiples of 32.
@@ -61,25 +63,32 @@ def instructions(trace: WarpTrace, machine: SmArray, grid: Grid | None) -> WarpS
     coalesced = coalesce(trace.addresses, active, trace.bytes_per_lane, kinds)
     # the streams of a block follow one another: its first row finds them all
     _, first = np.unique(trace.blocks, return_index=True)
+    if machine.sm.asynchronous is None and np.isin(code.units, UNITS).any():
+        rule = "is missing, and the kernel has wgmma, mbarriers, bulk copies or clusters"
+        raise ConfigError([Problem("system.sm.asynchronous", rule, way_out="take system=h100")])
+    tasks, task_begins, _ = tasks_of(trace, pcs, active)
     coordinates, shift = np.zeros((len(first), 3), np.int64), np.zeros((len(kinds), 3), np.int64)
     if grid:
         _require_whole_sectors(grid, kinds)
-        # all blocks of a grid execute the streams of the first one
+        # all blocks of a grid execute the streams of the first one, or of the one at their place in the first cluster
         coordinates, shift = grid.places, grid.shift // ss.SECTOR_BYTES
-        first = np.zeros(len(grid.places), np.int64)
+        first = first[np.arange(len(grid.places)) % trace.cluster]
     return WarpStreams(
         pcs=trace.pcs,
         accesses=trace.access,
         starts=trace.starts,
         code=_static(code, machine),
-        reads=_registers(code.reads),
-        writes=_registers(code.writes),
+        # a descriptor of each tile and the predicate are read when a product is issued
+        reads=without_fragments(_registers(code.reads), code, 3),
+        writes=without_fragments(_registers(code.writes), code, 0),
         sectors=coalesced.sectors,
         begins=coalesced.begins,
         passes=coalesced.passes.astype(np.int64),
         shift=np.ascontiguousarray(shift),
         first=first,
         coordinates=np.ascontiguousarray(coordinates),
+        tasks=tasks,
+        task_begins=task_begins,
     )
 
 
@@ -105,7 +114,7 @@ def _static(code: Code, machine: SmArray) -> Any:
     for pc, opcode in enumerate(code.opcodes):
         row, unit = rows[pc], Unit(int(code.units[pc]))
         name = _PIPE_OF.get(unit, "control")
-        pipe, kind = sm.pipes[name], _KIND_OF.get(unit, ss.PLAIN)
+        pipe, kind = sm.pipes[name], kind_of(opcode) if unit in UNITS else _KIND_OF.get(unit, ss.PLAIN)
         if kind == ss.PLAIN and opcode.startswith(("mov.", "cvta")) and (code.reads[pc] >= 0).any():
             kind = ss.FOLDED  # an assembler names the register itself
         # a matrix instruction takes as long as its multiply-adds
@@ -117,7 +126,24 @@ def _static(code: Code, machine: SmArray) -> Any:
         # an instruction of several slots is a sequence: its value comes with the last one
         row.latency = sm.branch if kind == ss.BRANCHING else pipe.latency + (row.interval - 1) * (slots > 1)
         row.kept = sm.l1_loads or ".nc" in opcode  # the read-only path goes through L1 everywhere
+        row.argument = argument_of(opcode, int(code.arguments[pc]) if len(code.arguments) else 0)
+        if sm.asynchronous and kind == ss.WARPGROUP:
+            row.interval = _product_cycles(opcode, code, pc, machine)
+            row.latency = sm.asynchronous.wgmma
+        if sm.asynchronous and "shared_cluster" in opcode and kind == ss.SHARED_ACCESS:
+            row.latency = sm.asynchronous.hop
     return rows
+
+
+def _product_cycles(opcode: str, code: Code, pc: int, machine: SmArray) -> int:
+    """Cycles of tensor cores in a `wgmma`, of its multiply-adds, or of what it reads of shared memory.
+
+    A [64 x 16] of 16 bits comes from shared memory unless from registers, B [16 x N] always, for all four warps.
+    """
+    pipe, columns = machine.sm.pipes["tensor"], int(code.arguments[pc])
+    lanes = _matrix_lanes(opcode, code.operations[pc], pipe.rates)
+    moved = 32 * abs(columns) + (64 * 32 if columns > 0 else 0)
+    return max(math.ceil(lanes / pipe.lanes), math.ceil(moved / machine.sm.l1_bytes_per_cycle))
 
 
 def _matrix_lanes(opcode: str, operations: float, rates: Mapping[str, float]) -> float:
@@ -160,6 +186,11 @@ def sizes_of(launch: WarpStreams, trace: WarpTrace, machine: SmArray, resident: 
         port_ticks=round(ss.SECTOR_BYTES / sm.port_bytes_per_cycle * ss.TICKS),
         cycle_ns=machine.cycle_s * 1e9,
         channels=gpu.dram.channels,
+        cluster=trace.cluster,
+        barriers=int(launch.tasks.barrier.max(initial=0)) + 1,
+        bulk=sm.asynchronous.bulk if sm.asynchronous else 0,
+        hop=sm.asynchronous.hop if sm.asynchronous else 0,
+        wake=sm.asynchronous.wake if sm.asynchronous else 0,
     )
 
 
@@ -188,4 +219,12 @@ def idle_state(sizes: Sizes, launch: WarpStreams) -> State:
         slots=np.zeros(ss.BINS * ss.STATES, np.int64),
         units=np.zeros(ss.BINS * ss.UNITS, np.int64),
         slices=np.zeros(ss.BINS * sizes.channels * 2, np.int64),
+        barriers=table(places * sizes.barriers, ss.BARRIER_OBJECT),
+        engines=table(sizes.sms, ss.ENGINE, next=ss.NEVER),
+        copies=table(sizes.sms * ss.QUEUE, ss.COPY),
+        slots_of=table(places, ss.SLOT),
+        asyncs=table(warps, ss.ASYNC),
+        products=np.zeros((warps, ss.RING), np.int64),
+        marks=np.zeros((warps, ss.RING), np.int64),
+        named=np.zeros(places * ss.NAMED, np.int64),
     )

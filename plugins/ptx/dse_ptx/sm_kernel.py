@@ -20,40 +20,41 @@ For an instruction issued in cycle c, with registers R read and W written:
              max over sectors of their arrival, + (lanes of one address - 1) atomic       global memory
     free     c + max(interval, passes, cycles in which sectors leave the SM)
 
+Products of warpgroups, bulk copies and mbarriers, which go on while their warps do, are in `dse_ptx.sm_async`.
+
 SMs run for `WINDOW` cycles one after another, so that requests of different SMs may be out of order by so much. State
 is records by name (`dse_ptx.sm_state`); L1 and rings, ports and bins of time are of `simulators.device`.
 """
 
 from __future__ import annotations
 
-import numpy as np
-
 from dse_memory import engine
-from dse_ptx import sm_state
+from dse_ptx import sm_async, sm_requests, sm_state
 from dse_ptx.sm_state import (
     ALU,
     ATOMIC,
     BARRIER,
     BINS,
     BRANCHING,
+    BULK,
+    CONTROL,
     END,
     FOLDED,
     IDLE,
     ISSUED,
-    LINE_SECTORS,
     LOAD,
     LRR,
     MEMORY,
     NEVER,
+    NO_WAIT,
     PIPELINE,
     SHARED,
     SHARED_ACCESS,
     STATES,
-    STORE,
     SYNC,
-    TICKS,
     UNITS,
     UNSELECTED,
+    WARPGROUP,
     WINDOW,
     Ints,
     Sizes,
@@ -61,7 +62,7 @@ from dse_ptx.sm_state import (
     State,
 )
 from simulators.compiled import flat_over, inline_always, inline_never
-from simulators.device import PARTS, histograms, lru, rings, servers
+from simulators.device import PARTS, histograms
 
 
 @inline_never
@@ -82,112 +83,6 @@ def _spread(cycles: Ints, what: int, begin: int, end: int, shift: int) -> None:
         stop = min(end, ((begin >> shift) + 1) << shift)
         cycles[(begin >> shift) * STATES + what] += stop - begin
         begin = stop
-
-
-@inline_never
-def _ask(sector: int, pc: int, store: int, now: int, gpu: SmDevice) -> int:
-    """Return the cycle in which L2, or DRAM behind it, has answered a request that leaves the SM now."""
-    sizes, state, counts, machine = gpu.sizes, gpu.state, gpu.below.counts, gpu.below.machine
-    # the engine counts hits in all: the difference tells of this request
-    before = counts[machine.total + engine.L2_HITS] + counts[machine.total + engine.L2_MERGED]
-    line, at = sector // sizes.line_sectors, now * sizes.cycle_ns + machine.hop
-    came = engine.serve_line(line, pc, store, at, gpu.below)
-    # nobody waits for a store to come back
-    came += 0.0 if store else machine.hop
-    channel, _ = engine.place_line(line, gpu.below)
-    place = (min(now >> state.clock.shift, BINS - 1) * sizes.channels + channel) * 2
-    state.slices[place] += 1
-    hits = counts[machine.total + engine.L2_HITS] + counts[machine.total + engine.L2_MERGED] - before
-    state.slices[place + 1] += hits
-    return int(np.ceil(came / sizes.cycle_ns))
-
-
-@inline_always
-def _take_l1_line(sm: int, line: int, state: State, sizes: Sizes) -> int:
-    """Place of a line in an SM's L1, the newest of its set from now on; empty where it was not there."""
-    first = (sm * sizes.l1_sets + line % sizes.l1_sets) * sizes.l1_ways
-    way = lru.find_way(state.tags, first, sizes.l1_ways, line)
-    if way < 0:
-        way = lru.oldest_way(state.used, first, sizes.l1_ways)
-        state.tags[first + way] = line
-        for sector in range(LINE_SECTORS):
-            state.filled[(first + way) * LINE_SECTORS + sector] = NEVER
-    state.clock.stamp += 1
-    state.used[first + way] = state.clock.stamp
-    return first + way
-
-
-@inline_always
-def _shift_of(access: int, place: int, gpu: SmDevice) -> int:
-    """Sectors by which an access of the block at a place lies behind that of the first block."""
-    shift, block = 0, gpu.state.places[place].block
-    for axis in range(3):
-        shift += gpu.launch.shift[access, axis] * gpu.launch.coordinates[block, axis]
-    return shift
-
-
-@inline_always
-def _send(sm: int, sector: int, pc: int, cycle: int, gpu: SmDevice) -> int:
-    """Make the requests of a sector, with a place in flight; return the cycle in which the last came."""
-    sizes, state, kind = gpu.sizes, gpu.state, gpu.launch.code[pc].kind
-    servers.serve(state.ports, sm, cycle * TICKS, sizes.port_ticks)
-    leaves = state.ports[sm] // TICKS + (sizes.l1_latency if kind == LOAD else 0)
-    came = 0
-    for store in range(kind == STORE, 1 + (kind != LOAD)):  # what an atomic read is written back
-        came = max(came, _ask(sector, pc, store, leaves, gpu))
-    state.counts.sectors += 1
-    state.flights[sm * sizes.in_flight + state.heads[sm]] = came
-    state.heads[sm] = rings.next_place(state.heads[sm], sizes.in_flight)
-    return came
-
-
-@inline_never
-def _touch(sm: int, warp: int, now: int, gpu: SmDevice) -> int:
-    """Make the requests of an access from where it stopped; return the cycle from which the SM takes the next.
-
-    `partial` is where it goes on, -1 once all are made, `arrives` the cycle of the last that came.
-    """
-    sizes, launch, state = gpu.sizes, gpu.launch, gpu.state
-    warps, counts = state.warps, state.counts
-    pc, access = launch.pcs[warps[warp].at], launch.accesses[warps[warp].at]
-    kind, shift = launch.code[pc].kind, _shift_of(access, warps[warp].place, gpu)
-    begin, end = launch.begins[access], launch.begins[access + 1]
-    if warps[warp].partial < 0:
-        warps[warp].partial, warps[warp].arrives = begin, now + sizes.l1_latency
-    cycle, line, place, index = now, -1, 0, warps[warp].partial
-    keeps = kind == LOAD and launch.code[pc].kept == 1
-    while index < end:
-        sector = launch.sectors[index] + shift
-        if sector // LINE_SECTORS != line:
-            cycle += line >= 0  # a line a cycle
-            line = sector // LINE_SECTORS
-            place = _take_l1_line(sm, line, state, sizes) if keeps else 0
-        entry = place * LINE_SECTORS + sector % LINE_SECTORS
-        counts.l1_lookups += keeps
-        if keeps and state.filled[entry] < NEVER:
-            counts.l1_hits += 1
-            # it may be under way still
-            warps[warp].arrives = max(warps[warp].arrives, state.filled[entry], cycle + sizes.l1_latency)
-            index += 1
-            continue
-        cycle = max(cycle, state.flights[sm * sizes.in_flight + state.heads[sm]])
-        # no place in flight is free within the window
-        if cycle > now + WINDOW:
-            counts.l1_lookups -= keeps
-            break  # others may go first, the rest is replayed
-        came = _send(sm, sector, pc, cycle, gpu)
-        warps[warp].arrives = max(warps[warp].arrives, came)
-        if keeps:
-            state.filled[entry] = came
-        index += 1
-    if index < end:
-        counts.replays += 1
-        warps[warp].partial = index
-        return cycle
-    if kind == ATOMIC:  # lanes of one address come one after another
-        warps[warp].arrives += (launch.passes[access] - 1) * sizes.atomic
-    warps[warp].partial = -1
-    return int(max(cycle + 1, now + (end - begin + sizes.l1_sectors - 1) // sizes.l1_sectors))
 
 
 @inline_always
@@ -229,7 +124,8 @@ def _prepare(warp: int, sm: int, now: int, gpu: SmDevice) -> None:
         # the two low bits of a register's cycle say what made it wait
         warps[warp].depends, warps[warp].why = latest >> 2, MEMORY + (latest & 3)
         warps[warp].ready = max(latest >> 2, now)
-        pipe = launch.code[pc].pipe
+        # a product of a warpgroup waits for its pipeline without its warp
+        pipe = launch.code[pc].pipe if launch.code[pc].kind != WARPGROUP else CONTROL
         scheduler = warp // sizes.warp_slots if pipe < sizes.scheduler_pipes else sm * sizes.schedulers
         warps[warp].queue = scheduler * sizes.pipes + pipe
         return
@@ -250,23 +146,35 @@ def _release(sm: int, place: int, now: int, gpu: SmDevice) -> None:
     for number in range(first, first + sizes.block_warps):
         scheduler = _scheduler_of(sm, number, sizes)
         warp = scheduler * sizes.warp_slots + number // sizes.schedulers
-        if warps[warp].ready == NEVER:
+        if warps[warp].ready == NEVER and gpu.state.asyncs[warp].waits == NO_WAIT:
             warps[warp].ready = max(warps[warp].depends, now + sizes.barrier)
             schedulers[scheduler].next = min(schedulers[scheduler].next, warps[warp].ready)
 
 
 @inline_never
 def _dispatch(sm: int, place: int, now: int, gpu: SmDevice) -> None:
-    """Give the next block to a place of an SM, if one is left."""
+    """Give the next cluster of blocks to the places of its SMs, if one is left; sm, place: of its first block."""
+    sizes, clock, slots = gpu.sizes, gpu.state.clock, gpu.state.slots_of
+    if clock.next_block + sizes.cluster > sizes.blocks:
+        for rank in range(sizes.cluster):
+            gpu.state.places[place + rank * sizes.places].block = -1
+        return
+    clock.next_block += sizes.cluster
+    slots[place].live, slots[place].blocks = sizes.cluster * sizes.block_warps, sizes.cluster
+    slots[place].came, slots[place].phases = 0, 0
+    for rank in range(sizes.cluster):
+        block = clock.next_block - sizes.cluster + rank
+        _begin_block(sm + rank, place + rank * sizes.places, block, now, gpu)
+
+
+@inline_never
+def _begin_block(sm: int, place: int, block: int, now: int, gpu: SmDevice) -> None:
+    """Let the warps of a block begin."""
     sizes, launch, state = gpu.sizes, gpu.launch, gpu.state
     warps, schedulers, places = state.warps, state.schedulers, state.places
-    block = state.clock.next_block
-    if block >= sizes.blocks:
-        places[place].block = -1
-        return
-    state.clock.next_block += 1
     places[place].block, places[place].live, places[place].waiting = block, sizes.block_warps, 0
     first = (place - sm * sizes.places) * sizes.block_warps
+    sm_async.begin_block(place, gpu)
     for number in range(sizes.block_warps):
         scheduler = _scheduler_of(sm, first + number, sizes)
         warp = scheduler * sizes.warp_slots + (first + number) // sizes.schedulers
@@ -275,6 +183,7 @@ def _dispatch(sm: int, place: int, now: int, gpu: SmDevice) -> None:
         warps[warp].since, warps[warp].place, warps[warp].partial = now, place, -1
         warps[warp].age = state.clock.age
         state.clock.age += 1
+        sm_async.begin_warp(warp, gpu)
         # values of the block before are gone: no instruction waits for them
         for register in range(state.registers.shape[1]):
             state.registers[warp, register] = 0
@@ -290,9 +199,12 @@ def _dispatch(sm: int, place: int, now: int, gpu: SmDevice) -> None:
 
 @inline_never
 def _finish_warp(warp: int, sm: int, now: int, gpu: SmDevice) -> None:
-    """End a warp: the last one of a block makes room for the next block."""
-    places, place = gpu.state.places, gpu.state.warps[warp].place
+    """End a warp: the last one of a cluster makes room for the next one."""
+    places, place, sizes = gpu.state.places, gpu.state.warps[warp].place, gpu.sizes
+    rank = sm % sizes.cluster
+    leader = place - rank * sizes.places
     places[place].live -= 1
+    sm_async.leave_cluster(leader, sm - rank, now, gpu)
     if places[place].live:
         # a warp that has ended counts as one that has come to the barrier
         if places[place].waiting == places[place].live:
@@ -300,7 +212,9 @@ def _finish_warp(warp: int, sm: int, now: int, gpu: SmDevice) -> None:
         return
     gpu.state.ends[places[place].block] = now
     gpu.state.counts.blocks += 1
-    _dispatch(sm, place, now, gpu)
+    gpu.state.slots_of[leader].blocks -= 1
+    if gpu.state.slots_of[leader].blocks == 0:
+        _dispatch(sm - rank, leader, now, gpu)
 
 
 @inline_always
@@ -330,6 +244,9 @@ def _issue(warp: int, sm: int, now: int, gpu: SmDevice) -> bool:
     pc, access, pipe = launch.pcs[warps[warp].at], launch.accesses[warps[warp].at], warps[warp].queue
     kind, busy, latency = launch.code[pc].kind, launch.code[pc].interval, launch.code[pc].latency
     done, source = now + latency, ALU - MEMORY
+    if kind == BULK and sm_async.is_full(sm, gpu):
+        warps[warp].ready, warps[warp].why = now + WINDOW, PIPELINE
+        return False
     _count_issue(warp, sm, now, gpu)
     if kind == SHARED_ACCESS:
         source = SHARED - MEMORY
@@ -339,17 +256,19 @@ def _issue(warp: int, sm: int, now: int, gpu: SmDevice) -> bool:
             done += busy - 1
     elif LOAD <= kind <= ATOMIC and access >= 0:
         source = 0  # of MEMORY
-        state.free[pipe] = _touch(sm, warp, now, gpu)
+        state.free[pipe] = sm_requests.touch(sm, warp, now, gpu)
         if warps[warp].partial >= 0:
             warps[warp].ready, warps[warp].why = state.free[pipe], PIPELINE
             return False
         done, busy = warps[warp].arrives, state.free[pipe] - now
-    state.free[pipe] = now + max(busy, 1)
+    state.free[pipe] = now + (max(busy, 1) if kind != WARPGROUP else 1)
     _write(launch.writes[pc], warp, done * 4 + source, state)
     warps[warp].at = warps[warp].at + 1 if kind != END else warps[warp].end
     _prepare(warp, sm, now + (latency if kind == BRANCHING else 0), gpu)
     if warps[warp].ready < 0:
         _finish_warp(warp, sm, state.free[pipe], gpu)  # once its pipeline has taken the last
+    elif kind >= WARPGROUP or (kind == SYNC and access >= 0):
+        sm_async.act(warp, sm, pc, access, now, gpu)
     elif kind == SYNC:
         place = warps[warp].place
         warps[warp].depends, warps[warp].ready, warps[warp].why = warps[warp].ready, NEVER, BARRIER
@@ -411,8 +330,9 @@ def _step(scheduler: int, sm: int, now: int, gpu: SmDevice) -> None:
 
 @inline_always
 def _run_sm(sm: int, until: int, gpu: SmDevice) -> None:
-    """Let the schedulers of an SM act until a cycle."""
+    """Let the copies and schedulers of an SM act until a cycle."""
     schedulers, first = gpu.state.schedulers, sm * gpu.sizes.schedulers
+    sm_async.advance(sm, until, gpu)
     while True:
         now = schedulers[first].next
         for scheduler in range(first + 1, first + gpu.sizes.schedulers):
@@ -440,17 +360,21 @@ def _close_tables(gpu: SmDevice) -> int:
     return end
 
 
-@flat_over(engine, sm_state, *PARTS)
+@flat_over(engine, sm_state, sm_requests, sm_async, *PARTS)
 def run(gpu: SmDevice) -> int:
     """Run all blocks; return the cycle in which the last has ended."""
     sizes, state = gpu.sizes, gpu.state
     for place in range(sizes.places):
-        for sm in range(sizes.sms):  # SMs in turn, so that few blocks spread over all
+        # SMs in turn, so that few blocks spread over all; SMs that make no whole cluster stay idle
+        for group in range(sizes.sms // sizes.cluster):
+            sm = group * sizes.cluster
             _dispatch(sm, sm * sizes.places + place, 0, gpu)
     while True:
         begin = NEVER
         for scheduler in range(sizes.sms * sizes.schedulers):
             begin = min(begin, state.schedulers[scheduler].next)
+        for sm in range(sizes.sms):
+            begin = min(begin, state.engines[sm].next)
         if begin == NEVER:
             break
         while begin + WINDOW >> state.clock.shift >= BINS:

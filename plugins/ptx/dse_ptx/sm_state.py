@@ -28,13 +28,45 @@ NEVER = 2**61  # after every cycle, even times four
 LRR, GTO = range(2)
 ISSUED, MEMORY, SHARED, ALU, PIPELINE, BARRIER, UNSELECTED, IDLE, STATES = range(9)
 """States of a warp, and what a scheduler's slots go to (of which none is UNSELECTED)."""
-UNITS = 16
+UNITS = 20
 PLAIN, LOAD, STORE, ATOMIC, SHARED_ACCESS, BRANCHING, SYNC, END, FOLDED = range(9)
-"""What is done when an instruction is issued, by pc."""
+(WARPGROUP, GROUP_COMMIT, GROUP_WAIT, BULK, BULK_COMMIT, BULK_WAIT, M_INIT, M_ARRIVE, M_WAIT, CLUSTER_ARRIVE,
+ CLUSTER_WAIT) = range(9, 20)  # fmt: skip
+"""What is done when an instruction is issued, by pc; from WARPGROUP on by `sm_async`."""
+CONTROL, TENSOR = 6, 5
+"""Places of two pipelines among `sms.PIPES`."""
+RING, QUEUE, NAMED, READ = 8, 64, 16, 16
+"""Groups of a warp that are remembered, copies that wait at an SM, barriers of a block, and what marks a wait for reads
+alone among its groups."""
+IN_LOAD, OUT_STORE, IN_CLUSTER = range(3)
+"""Sorts of bulk copies."""
+NO_WAIT, AT_MBARRIER, AT_NAMED, AT_CLUSTER, AT_COPIES = range(5)
+"""What a warp sleeps for, in its `waits`."""
 
-CODE = layout(int64="kind pipe interval latency unit kept")
+CODE = layout(int64="kind pipe interval latency unit kept argument")
 """Of a pc: what is done, its pipeline (the SM's from `scheduler_pipes` on), cycles until the pipeline takes the next
-one and until the value is there, its `Unit`, and whether L1 keeps what it loads."""
+one and until the value is there, its `Unit`, whether L1 keeps what it loads, and groups that a wait leaves open, the
+sort of a copy, or 1 of an arrival that does not wait, or for good."""
+TASK = layout(int64="barrier rank value bytes mask address rows row stride planes plane")
+"""Of an access of an mbarrier: its number, the block in the cluster, arrivals, threads of a barrier, or a parity, and
+bytes that are expected. Of a copy: the mbarrier, bytes that it counts there, blocks that take it; rows of so many bytes
+in global memory, from row to row, planes of them, and from plane to plane."""
+BARRIER_OBJECT = layout(int64="pending expected bytes phases latest opened")
+"""Of an mbarrier: arrivals that lack, and of each phase; bytes that lack; phases that ended; the cycle of the latest
+that came, and in which the last phase ended."""
+ENGINE = layout(int64="head tail next plane row at came")
+"""Copies that left the queue of an SM and that came to it; the cycle in which it goes on; where it is in a copy, and
+the cycle of the latest that came."""
+COPY = layout(int64="task pc warp age place ready shift")
+"""Of a copy that waits: its task and pc, its warp with its age, the place of its block, the cycle from which it may go,
+and bytes by which it lies behind that of the first block."""
+SLOT = layout(int64="live blocks came phases opened")
+"""Of a cluster, at the place of its first block: warps and blocks that have not ended, warps that came to its barrier,
+how often that opened, and when it did last."""
+ASYNC = layout(int64="waits needs product groups copies marks done read came phase")
+"""Of a warp: what it sleeps for, and which; the cycle in which its last product is done, and groups that it committed;
+copies that it asked for, groups of them, copies that are done, the cycles in which the last was read and had come; and
+the phase of the cluster's barrier to which it came."""
 WARP = layout(int64="at end ready depends why queue since age place partial arrives")
 """Row of its next instruction, and of its end; the cycle from which that may be issued (below 0: it has ended), from
 which its inputs are there, and what it waits for until then; its pipeline; the cycle after which it was issued last;
@@ -75,6 +107,11 @@ class Sizes(NamedTuple):
     port_ticks: int  # of a cycle, for a sector
     cycle_ns: float
     channels: int
+    cluster: int  # blocks
+    barriers: int  # mbarriers of a block
+    bulk: int  # from the issue of a copy to its first request
+    hop: int  # to another SM of the cluster
+    wake: int  # from the end of a phase to what waits for it
 
 
 class WarpStreams(NamedTuple):
@@ -84,6 +121,7 @@ class WarpStreams(NamedTuple):
     code [P]: records of CODE; reads, writes [P, most]: registers, padded with -1. sectors [S] of each access from
     begins [accesses + 1] on; passes [accesses]: cycles in shared memory, or of atomics the most lanes of one address.
     shift [accesses, 3]: of its sectors for a step of a block's coordinates [blocks, 3]. first [blocks]: stream of it.
+    tasks: records of TASK of each access from task_begins [accesses + 1] on.
     """
 
     pcs: Shorts
@@ -98,6 +136,8 @@ class WarpStreams(NamedTuple):
     shift: Ints
     first: Ints
     coordinates: Ints
+    tasks: Any
+    task_begins: Ints
 
 
 class State(NamedTuple):
@@ -108,7 +148,9 @@ class State(NamedTuple):
     a sector is there. flights [SMs * in_flight]: cycle in which a request comes back; heads, ports [SMs]: the place of
     the oldest, and the tick from which the port is free. Tables, bin after bin: issued [BINS * SMs] instructions;
     states, slots [BINS * STATES] cycles; units [BINS * UNITS] instructions; slices [BINS * channels * 2] requests at L2
-    and those that hit.
+    and those that hit. Of what goes on without warps: barriers [places * barriers], engines [SMs], copies [SMs *
+    QUEUE], slots_of [places], asyncs [warps], products and marks [warps, RING]: the cycle in which a group is done, and
+    copies up to it; named [places * NAMED]: warps that came.
     """
 
     clock: Any
@@ -130,6 +172,14 @@ class State(NamedTuple):
     slots: Ints
     units: Ints
     slices: Ints
+    barriers: Any
+    engines: Any
+    copies: Any
+    slots_of: Any
+    asyncs: Any
+    products: Ints
+    marks: Ints
+    named: Ints
 
 
 class SmDevice(NamedTuple):

@@ -23,6 +23,7 @@ FOLDER = Path(__file__).parent / "sms"
 Cycles = Annotated[Integer, Field(ge=0, le=100_000)]
 PIPES = ("integer", "fp32", "fp64", "fp16", "special", "tensor", "control", "shared", "global")
 """Pipelines: of a scheduler, but for the last two, which are the SM's."""
+# the first seven are of each scheduler
 OWN_PIPES = 7
 
 
@@ -38,6 +39,18 @@ class Pipe(Frozen):
     rates: Mapping[str, Annotated[Number, Field(gt=0, le=64)]] = Field(default_factory=dict)
 
 
+class Asynchronous(Frozen):
+    """Cycles of what goes on without warps. bulk: from the issue of a bulk copy to its first request. wgmma: from the
+    last multiply-add to sums that may be read. hop: to another SM of a cluster. wake: from the end of an mbarrier's
+    phase until a warp that waits for it goes on.
+    """
+
+    bulk: Cycles
+    wgmma: Cycles
+    hop: Cycles
+    wake: Cycles
+
+
 class Sm(Frozen):
     """Places, schedulers and rates of an SM; latencies in its cycles.
 
@@ -46,7 +59,7 @@ class Sm(Frozen):
     both have their own. l1_loads: whether L1 keeps loads of global memory. in_flight: sectors of 32 bytes that may be
     outstanding. barrier: from the last warp that comes to it until all go on. atomic: from one lane to the next of an
     atomic's address. branch: until the next instruction. launch: until a kernel begins. slots: opcode -> machine
-    instructions that it becomes, where these are several.
+    instructions that it becomes, where these are several. asynchronous: of SMs since Hopper.
     """
 
     schedulers: Annotated[Integer, Field(ge=1, le=8)]
@@ -70,6 +83,7 @@ class Sm(Frozen):
     launch: Cycles
     slots: Mapping[str, Annotated[Integer, Field(ge=1, le=1000)]] = Field(default_factory=dict)
     pipes: Mapping[str, Pipe]
+    asynchronous: Asynchronous | None = None
 
 
 class SmArray(SourcedValue):
@@ -96,12 +110,14 @@ class SmArray(SourcedValue):
     @property
     def peak_flop_per_s(self) -> float:
         """Fused multiply-adds of fp32 that all lanes start [FLOP/s]."""
+        # two operations of a multiply-add
         return 2 * self.sm.pipes["fp32"].lanes * self.sm.schedulers * self.num_sms / self.cycle_s
 
 
 def sm_array(name: str, changes: Mapping[str, Any] | None = None) -> SmArray:
     """The shipped SMs of a GPU, or those of a YAML file, with `changes` of its tree. Raises ConfigError."""
     shipped = FOLDER / f"{name}.yaml"
+    # a path has a slash, so that a file of the same name as a shipped GPU can be named
     path = shipped if "/" not in name and shipped.is_file() else Path(name)
     if not path.is_file():
         way = did_you_mean(name, names())
@@ -110,6 +126,7 @@ def sm_array(name: str, changes: Mapping[str, Any] | None = None) -> SmArray:
     if not isinstance(tree, dict) or not isinstance(tree.get("gpu"), str):
         raise ConfigError([Problem("system.gpu", "is missing", str(path), "name a GPU of conf/gpu")])
     tree = merged(tree, changes or {})
+    # keys of the file, and changes of the caller, go over `conf/gpu`
     tree["memory"] = merged(tree_of_gpu(tree["gpu"]), {"gpu": tree.get("memory") or {}})
     return validate_as(SmArray, tree, path="system")
 

@@ -50,7 +50,7 @@ class SmRun(Frozen):
 class SmsBackend(Backend):
     """Designs one by one; each takes seconds."""
 
-    version = "2"
+    version = "3"
     metrics: Mapping[str, Metric] = {
         "time_s": Metric("s", "of all kernels with their launches"),
         "launch_share": Metric("fraction", "of the time in launches", high=1.0),
@@ -71,6 +71,7 @@ class SmsBackend(Backend):
             check.add(name, "is not a known section", way_out="sections are sms, work and works")
         names = tree.get("works") or []
         unknown = [name for name in names if name not in WORKS] if isinstance(names, Sequence) else [names]
+        # a name alone is a sequence too, of letters
         if unknown or isinstance(names, str):
             check.add("works", "must list names of works", value=names, way_out=f"works={list(WORKS)}".replace("'", ""))
         check.done()
@@ -84,6 +85,7 @@ class SmsBackend(Backend):
     def design(self, tree: Tree) -> SmRun:
         """A validated design. Raises ConfigError with every problem."""
         design = validate_as(SmRun, tree, path="")
+        # refuses a GPU without SMs before anything runs
         sm_array(design.sms.gpu)
         return design
 
@@ -102,6 +104,7 @@ class SmsBackend(Backend):
 
 
 def _result(design: BaseModel) -> Result:
+    # what does not fit on an SM is a property of the design, and no failure of the run
     assert isinstance(design, SmRun)
     try:
         return Result("ok", measured(design.launches), engine="ptx")
@@ -122,10 +125,13 @@ def measured(launches: Sequence[TimedLaunch]) -> dict[str, float]:
         "time_s": total_s,
         "launch_share": launch_s / total_s,
         "ipc": sum(done.instructions for done in times) / (cycles * machine.num_sms),
+        # slot 0 is `issued`
         "issued": float(slots[0] / slots.sum()),
         "dram_bytes": moved,
+        # launches move nothing: the rate is over what remains of the time
         "bandwidth_share": moved / ((total_s - launch_s) * machine.memory.gpu.dram.bytes_per_s),
         "l1_hit_rate": float(np.mean([done.l1_hit_rate for done in times])),
+        # launches that move many lines count more; without DRAM traffic nothing camps
         "camping": float(np.average(camping, weights=lines)) if lines.sum() else 1.0,
         "phases": float(sum(len(phases_of(done)) for done in times)),
         "kernels": float(len(times)),

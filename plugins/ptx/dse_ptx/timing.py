@@ -125,6 +125,7 @@ def resident_blocks(machine: SmArray, threads: int, registers: int, shared_bytes
 def simulated_blocks(total: int, most: int, wave: int) -> int:
     """Blocks of a launch that are simulated: all, or about `most`, but two waves at least."""
     # two waves stay: the first fills the GPU, the second is the steady state
+    # whole waves only, so that what remains fills the GPU as the last blocks of the launch do
     skipped = max(0, min(-(-(total - most) // wave), (total - 2 * wave) // wave)) if total > most else 0
     return total - skipped * wave
 
@@ -137,16 +138,28 @@ def time_launch(
     Raises ConfigError where no block fits on an SM, or a trace holds a sample that is shorter than two waves.
     """
     resident, launch = occupancy(trace, machine), instructions(trace, machine, grid)
+    if trace.cluster > machine.num_sms:
+        rule = f"is less than the {trace.cluster} blocks of a cluster"
+        raise ConfigError([Problem("system.memory.num_cus", rule, machine.num_sms, "take another system")])
+    # a grid stands for all blocks; a trace may hold a sample of the first ones
     total = len(launch.first) if grid else trace.num_blocks
-    available, wave = len(launch.first), resident * machine.num_sms
+    # SMs that make no whole cluster stay idle
+    available, wave = len(launch.first), resident * (machine.num_sms // trace.cluster * trace.cluster)
     blocks = simulated_blocks(total, min(available, most_blocks or available), wave)
     if blocks > available:
         rule, way = f"holds {available} of {total} blocks, less than two waves", f"execute the first {blocks} blocks"
         raise ConfigError([Problem("trace", rule, None, way)])
     launch = launch._replace(first=launch.first[:blocks], coordinates=launch.coordinates[:blocks])
     sizes = sizes_of(launch, trace, machine, resident)
+    # L1 writes through and keeps nothing dirty: only L2 has a policy
     state, memory = idle_state(sizes, launch), Simulation(machine.memory, WRITE_BACK, held=1)
     memory.now = sm_kernel.run(ss.SmDevice(sizes, launch, state, memory.memory)) * sizes.cycle_ns
+    if state.counts.blocks < blocks:
+        rule = f"ends with {blocks - state.counts.blocks} blocks whose warps wait for ever"
+        raise ConfigError(
+            [Problem("trace", rule, None, "record whole clusters, and blocks from their first instruction")]
+        )
+    # blocks may end in another order than they began
     left, error = _left_out(np.sort(state.ends), wave, (total - blocks) // wave)
     launch_s, cycles = machine.sm.launch * machine.cycle_s, int(state.counts.cycles)
     return LaunchTime(
@@ -165,6 +178,7 @@ def _left_out(ends: Ints, wave: int, skipped: int) -> tuple[float, float]:
     """
     if not skipped:
         return 0.0, 0.0
+    # the first blocks all start in cycle 0, unlike later ones
     first = wave // 2
     middle, last = first + wave // 2, first + wave
     cycles = skipped * float(ends[last] - ends[first])
@@ -175,6 +189,7 @@ def _left_out(ends: Ints, wave: int, skipped: int) -> tuple[float, float]:
 def _tables(state: State, sizes: Sizes, memory: Simulation) -> dict[str, Any]:
     """Tables of bins of time, as far as the launch reaches."""
     shift, activity = int(state.clock.shift), memory.activity()
+    # bins are 2^shift cycles wide: the kernel doubles them as a launch grows
     bins = max(1, (int(state.counts.cycles) >> shift) + 1)
     of_bins = {name: getattr(state, name).reshape(ss.BINS, -1) for name in ("issued", "states", "slots", "units")}
     every = state.slices.reshape(ss.BINS, sizes.channels, 2)
@@ -192,5 +207,6 @@ def _flop(trace: WarpTrace, launch: WarpStreams) -> float:
     """Floating-point operations of the simulated blocks' active lanes."""
     of_rows = trace.code.operations[trace.pcs] * np.bitwise_count(trace.active)
     total, first = np.concatenate([[0.0], np.cumsum(of_rows)]), launch.first
+    # warps of a block, the same number in all
     warps = int(np.searchsorted(trace.blocks, trace.blocks[0], side="right"))
     return float((total[trace.starts[first + warps]] - total[trace.starts[first]]).sum())

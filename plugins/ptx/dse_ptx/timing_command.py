@@ -41,6 +41,7 @@ def time(words: Sequence[str]) -> CommandAnswer:
     path = Path(dict(word.partition("=")[::2] for word in words).get("file", ""))
     if is_list(path) or ".traceg" in path.name:
         typed = pairs(words, {"file": ""}, optional=("system", "blocks", "out"))
+        # 0 asks for all blocks
         machine, most = _machine(typed), number(typed.get("blocks", "0"), "blocks") or None
         if is_list(path):
             return _application(read_list(path), machine, most, typed)
@@ -97,7 +98,7 @@ def _longest(launches: Sequence[tuple[str, LaunchTime]]) -> list[str]:
 
 
 def _first_loss(done: LaunchTime) -> str:
-    """Cause that most slots are lost to."""
+    """What takes most issue slots, and its share: a cause of loss, or instructions that are issued."""
     share, name = max((share, name) for name, share in done.slot_shares.items())
     return f"{share:.0%} {name}"
 
@@ -111,7 +112,11 @@ def _blocks(launch: TypedLaunch, machine: SmArray) -> int:
     grid, block = (numbers(launch.typed[name], name) for name in ("grid", "block"))
     kernel, total = launch.module.kernel(launch.kernel), math.prod(grid)
     shared = kernel.shared_bytes + number(launch.typed.get("shared", "0"), "shared")
-    wave = machine.num_sms * resident_blocks(machine, math.prod(block), kernel.registers_per_thread, shared)
+    # how many blocks are executed and recorded is known before the run
+    cluster = numbers(launch.typed["cluster"], "cluster") if "cluster" in launch.typed else kernel.function.cluster
+    # whole clusters of blocks
+    sms = machine.num_sms // max(math.prod(cluster), 1) * math.prod(cluster)
+    wave = max(sms, 1) * resident_blocks(machine, math.prod(block), kernel.registers_per_thread, shared)
     most = number(launch.typed.get("blocks", str(_WAVES * wave)), "blocks")
     return simulated_blocks(total, most or total, wave)
 
@@ -162,6 +167,7 @@ def _draw(launches: Sequence[tuple[str, LaunchTime]], outputs: Outputs) -> None:
     from dse import plots
 
     outputs.write_text("figures/trace.json", json.dumps(perfetto(launches)))
+    # figures of every kernel would be too many
     kernel, longest = max(launches, key=lambda launch: launch[1].seconds)
     for name, make in figures(longest, kernel):
         plots.save(make, outputs.figures, name)

@@ -14,7 +14,9 @@ from dse.errors import Problems
 from dse.errors.parsing import whole_number
 from dse.files import read_text
 
+# directions are the end of the word: MemcpyHtoD, MemcpyDtoH
 _COPY = "Memcpy"
+# a trace as it is recorded (.trace) interleaves the warps of all blocks
 _GROUPED = "group it by Accel-Sim's post-traces-processing; a .traceg comes out"
 
 
@@ -40,6 +42,7 @@ def is_list(path: Path) -> bool:
 
 def read_list(path: Path) -> TraceList:
     """Read a list. Raises ConfigError with every line that is wrong."""
+    # counters keep the order of the file's first occurrence of each command
     check, kernels, times, sizes, others = Problems(), list[Path](), Counter[str](), Counter[str](), Counter[str]()
     text = read_text(path, "file", way_out="name the kernelslist.g of an application")
     for number, line in enumerate(text.splitlines(), 1):
@@ -51,6 +54,7 @@ def read_list(path: Path) -> TraceList:
         elif name.startswith(_COPY):
             size = whole_number(rest[1].strip()) if len(rest) == 2 else None
             if size is None:
+                # all faults are collected: the size counts as 0 until `done` raises
                 check.add(where, "is no copy", value=word, way_out=f"{name},<address>,<bytes>")
             times[name], sizes[name] = times[name] + 1, sizes[name] + (size or 0)
         elif word and not word.startswith("#"):
@@ -64,5 +68,6 @@ def read_list(path: Path) -> TraceList:
 def _check_kernel(path: Path, where: str, check: Problems) -> None:
     if not path.is_file():
         check.add(where, "names a kernel that is not there", value=path.name)
+    # .gz and .xz may follow the suffix, so that it is looked for anywhere in the name
     elif ".traceg" not in path.name:
         check.add(where, "names a trace by time", value=path.name, way_out=_GROUPED)

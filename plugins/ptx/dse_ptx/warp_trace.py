@@ -3,7 +3,7 @@
 PTX that was executed and SASS traces of hardware become the same value, so one model of time serves both.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
@@ -29,6 +29,10 @@ class Unit(IntEnum):
     BRANCH = 13
     BARRIER = 14
     EXIT = 15
+    WGMMA = 16  # products of warpgroups, and their groups
+    BULK = 17  # bulk copies, and their groups
+    MBARRIER = 18
+    CLUSTER = 19  # barriers of clusters
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class Code:
 
     `writes` and `reads` hold numbers of registers (predicates included), padded with -1; `operations` is the work of
     a lane in floating-point operations (2 for a fused multiply-add; of `mma` the share of one of 32 lanes).
+    `arguments` are columns of `wgmma` (below 0: A is in registers), and groups that a wait leaves open; empty: none.
     """
 
     opcodes: tuple[str, ...]
@@ -44,6 +49,7 @@ class Code:
     writes: NDArray[np.int32]  # (instructions, most written)
     reads: NDArray[np.int32]  # (instructions, most read)
     operations: NDArray[np.float64]
+    arguments: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,9 @@ class WarpTrace:
 
     Instruction `i` of warp `w` is row `starts[w] + i` of `pcs`, `active` (a bit for each lane) and `access` (a row of
     `addresses`, or -1 where memory is not accessed). Addresses are in bytes; lanes that are not active hold 0.
-    `blocks` numbers the block of each warp; a trace may hold a sample of the launch's `num_blocks`.
+    `blocks` numbers the block of each warp, those of a cluster next to one another; a trace may hold a sample of the
+    launch's `num_blocks`, `cluster` of them in each. What lanes of `mbarrier` and of bulk copies hold instead of
+    addresses is told in `mbarriers` and `bulk`.
     """
 
     code: Code
@@ -67,3 +75,4 @@ class WarpTrace:
     threads_per_block: int
     registers_per_thread: int
     shared_bytes_per_block: int
+    cluster: int = 1

@@ -29,6 +29,7 @@ from dse_ptx.program import (
 )
 from dse_ptx.rows import members
 
+# m x n x k, as they are written
 _TALL = ("m16n16k16", "m32n8k16", "m8n32k16")
 _SHAPES = {
     **dict.fromkeys(("f16", "bf16", "s8", "u8"), _TALL), "tf32": ("m16n16k8",), "f64": ("m8n8k4",),
@@ -44,6 +45,7 @@ def expand(function: Function, path: str) -> Function:
     if all(entry.name != "wmma" for entry in function.instructions):
         return function
     registers, instructions, first = dict(function.registers), list[Instruction](), list[int]()
+    # one instruction becomes many: labels count those before them anew
     for place, entry in enumerate(function.instructions):
         first.append(len(instructions))
         if entry.name != "wmma":
@@ -52,6 +54,7 @@ def expand(function: Function, path: str) -> Function:
         try:
             writer = _Writer(entry, f"@wmma{place}", registers)
             instructions += writer.product() if entry.modifiers[0] == "mma" else writer.access()
+        # a shape, type or operand that does not fit raises one of these
         except (ValueError, StopIteration, IndexError, KeyError, AttributeError):
             shapes = "; ".join(f"{kind} {' '.join(words)}" for kind, words in _SHAPES.items())
             rule = f"is not executed: shapes are {shapes}"
@@ -89,6 +92,7 @@ class _Shape:
     def elements(self, matrix: str, packed: int) -> Iterator[tuple[int, int, bool]]:
         """Row and column of the first element of each register, and whether the others lie below it."""
         halves, wide = self.height // 8, 4 * packed
+        # a fragment of A: its registers go down halves first, then along k
         if matrix == "a":
             for tile in range(self.rows // self.height):
                 for r in range(halves * self.depth // wide):
@@ -97,6 +101,7 @@ class _Shape:
             for tile in range(self.columns // 8):
                 yield from ((wide * r, 8 * tile, True) for r in range(self.depth // wide))
         else:
+            # f16: two results share a register, so that registers hold neighbours; others have a register for each
             registers = 3 - packed  # registers of two neighbours
             for down, across in self.parts:
                 yield from (
@@ -117,10 +122,12 @@ class _Writer:
     @cached_property
     def shape(self) -> _Shape:
         """What is executed."""
+        # the types of an accumulator leave its shape open: any name of a shape will do
         kinds = [kind for kind in self.of.types if kind in _SHAPES and self.of.modifiers[1] not in ("c", "d")]
         words = _SHAPES[kinds[0]] if kinds else {word for shapes in _SHAPES.values() for word in shapes}
         name = next(word for word in self.of.modifiers if word in words)
         m, n, k = (int(word) for word in re.findall(r"\d+", name))
+        # m8n32 is executed as m32n8, transposed: rows become columns
         return _Shape(n, m, k, True) if m < n else _Shape(m, n, k, False)
 
     def add(self, opcode: str, *operands: Operand) -> None:
@@ -144,11 +151,15 @@ class _Writer:
         """`mma.sync` for each part of the result."""
         shape, words, types = self.shape, self.of.modifiers, self.of.types
         d, a, b, c = (members(entry) for entry in self.of.operands)
+        # f16 products name two types, D's and C's, others all four
         result, kind, other, start = types if len(types) == 4 else (types[0], "f16", "f16", types[1])
         if shape.is_turned:
+            # the transpose of A B is that of B times that of A
             a, b, kind, other = b, a, other, kind
+        # packed elements and bits are read along k alone: A by rows, B by columns
         if kind in ("s4", "u4", "b1") and words.index("row") > words.index("col"):
             raise ValueError("layouts")
+        # registers of a part: its elements over 32 lanes and over the numbers of a register
         of_a, of_b = (lines * shape.depth // (32 * ENTRIES[kind]) for lines in (shape.height, 8))
         of_c = shape.height // 4 // _RESULTS[result]
         more = "".join(f".{word}" for word in words if word in ("xor", "and", "popc", "satfinite"))
@@ -164,12 +175,14 @@ class _Writer:
         words, matrix, operands = self.of.modifiers, self.of.modifiers[1], self.of.operands
         is_load, kind = words[0] == "load", self.of.types[0]
         address, fragment = (operands[1], operands[0]) if is_load else (operands[0], operands[1])
+        # without a stride a matrix lies without gaps
         default = Immediate(self.shape.stride(matrix, "row" in words))
         if self.shape.is_turned:
             matrix = {"a": "b", "b": "a"}.get(matrix, matrix)
         by_rows = ("row" in words) != self.shape.is_turned
         packed, values = (ENTRIES if matrix in "ab" else _RESULTS)[kind], members(fragment)
         lines = _Lines(self, address, operands[2] if len(operands) > 2 else default, by_rows)
+        # members of a quad step over the elements of a register; of an accumulator over two columns
         lines.count("cols" if matrix == "b" else "rows", 2 if matrix in "cd" else packed)
         space = next((f".{word}" for word in words if word in _SPACES), "")
         pieces = list(self.shape.elements(matrix, packed))
@@ -179,6 +192,7 @@ class _Writer:
             steps = range(1 if kind in PACKED_BITS else packed)  # of those that are packed, a word is read at once
             places = [lines.place(i + (step if is_down else 0), j + (0 if is_down else step)) for step in steps]
             self._move(is_load, kind, space, value, places)
+        # registers beyond the fragment, such as second copies of halves on Volta
         for value in values[len(pieces) :] if is_load else ():
             self.add("mov.b32", value, Immediate(0))
         return self.written
@@ -186,9 +200,11 @@ class _Writer:
     def _move(self, is_load: bool, kind: str, space: str, value: Operand, places: list[Address]) -> None:
         """Load or store the elements of a register: together where they lie side by side, else one by one."""
         size, first = TYPE_BYTES.get(kind, 4), places[0]
+        # offsets from the same register, so that the difference is known without running
         together = all(
             place.base == first.base and place.offset == first.offset + size * n for n, place in enumerate(places)
         )
+        # words are 32 bits at least, the size of a register
         if together:
             word = f"{space}.b{max(32, 8 * size)}"
             self.add(f"ld{word}", value, first) if is_load else self.add(f"st{word}", first, value)
@@ -252,9 +268,11 @@ class _Lines:
 
     def _pointer(self, element: Register) -> Register:
         base, size = self.base, self.bits // 8
+        # less than a byte: the address is in bytes, elements of a byte share it
         if not size:
             element = self.writer.compute("shr.u32", element, Immediate((8 // self.bits).bit_length() - 1))
             size = 1
+        # pointers of 32 bits, as of shared memory
         if isinstance(base, Register) and self.writer.registers[base.name][1:] == "32":
             return self.writer.compute("mad.lo.u32", element, Immediate(size), base)
         wide = self.writer.compute("mul.wide.u32", element, Immediate(size))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from dse.cli import main
 from dse.errors import ConfigError
+from dse_ptx.lenet import SHAPES, LeNet
 from dse_ptx.networks import timed_launches
 from dse_ptx.sms_backend import measured
 
@@ -24,6 +26,19 @@ def test_launches_of_an_algorithm_are_its_kernels_and_add_up() -> None:
     assert metrics["time_s"] == pytest.approx(sum(launch.time.seconds for launch in launches))
     assert 0 < metrics["launch_share"] < 1
     assert metrics["phases"] >= metrics["kernels"] == 4
+
+
+def test_lenet_of_one_image_multiplies_vectors_and_has_the_probabilities_of_a_batch() -> None:
+    names = [launch.kernel for launch in timed_launches("lenet", "implicit_gemm", 1, "gtx_1050", "none")]
+    convolutions = ["conv_implicit_gemm", "max_pool"] * 2
+    assert names == [*convolutions, "gemv", "relu", "lrn", "gemv", "softmax"]
+    rng = np.random.default_rng(3)
+    weights = {name: 0.1 * rng.standard_normal(shape, np.float32) for name, shape in SHAPES.items()}
+    images, network = rng.random((2, 1, 28, 28), np.float32), LeNet(weights)
+    of_batch = network.probabilities(images)
+    alone = np.concatenate([network.probabilities(images[place : place + 1]) for place in range(2)])
+    assert alone == pytest.approx(of_batch, abs=1e-5)
+    assert alone.sum(1) == pytest.approx(1)
 
 
 def test_columns_far_apart_camp_and_a_hash_spreads_them() -> None:

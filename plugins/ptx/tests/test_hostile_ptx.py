@@ -15,6 +15,7 @@ from dse.cli import main
 from dse.errors import ConfigError
 from dse_ptx import commands
 from dse_ptx.execution import Module, PtxDevice
+from dse_ptx.hopper import HOPPER
 from dse_ptx.instructions import MAKERS, NOTHING
 from dse_ptx.kernels import kernel_text
 from dse_ptx.operands import FORMS
@@ -28,7 +29,7 @@ SAXPY = Path(__file__).parent / "field" / "hostile-npz" / "saxpy.ptx"
 
 
 def test_every_instruction_has_its_numbers_of_operands() -> None:
-    assert set(FORMS) == {*MAKERS, *NOTHING}
+    assert set(FORMS) == {*MAKERS, *HOPPER, *NOTHING}
 
 
 @drawn(200)

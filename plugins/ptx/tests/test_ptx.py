@@ -65,9 +65,10 @@ def test_a_text_becomes_a_program() -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("\twgmma.fence.sync.aligned;", "is not executed: it multiplies tiles in shared memory"),
+        ("\ttcgen05.wait::ld.sync.aligned;", "is not executed: it works on tensor memory"),
         ("\tadd.rz.f32 %r1, %r1, %r1;", "modifier .rz"),
         ("\tadd.cc.u32 %r1, %r1, %r1;", "modifier .cc"),
+        ("\tcvt.rz.f64.s64 %d0, %d0;", "rounding .rz"),
         ("\tmov.u32 %r1, %nosuch;", "special register %nosuch"),
         ("\tmov.u32 %r1, nosuch;", "nosuch is not declared"),
         ("\tbra nowhere;", "label is not in the function"),

@@ -48,6 +48,7 @@ def cases() -> list[Case]:
 
 
 def _basics() -> list[Case]:
+    # rows of a sparse matrix have one to eight entries
     starts = np.concatenate([[0], np.cumsum(_integers(50, most=9))]).astype(np.int32)
     count, line = int(starts[-1]), (64,)
     rows: Mapping[str, tuple[tuple[int, ...], tuple[int, ...], Sequence[Any]]] = {
@@ -110,6 +111,8 @@ def _layers() -> list[Case]:
             tile,
             [_floats(2, 9, 7), _floats(2, 9, 5), 0, _zeros(2, 7, 5), 7, 5, 9, 1, 7, 5, 1, 63, 45],
         ),
+        ("gemv", (10,), line, [_floats(20, 70), _floats(70, seed=1), _floats(20, seed=2), _zeros(20), 20, 70]),
+        ("gemv", (2,), line, [_floats(3, 18), _floats(18, seed=1), 0, _zeros(3), 3, 18]),
         ("fft_forward", (4,), line, [x, _zeros(4, 256, 2), _roots(16), 10, 4]),
         (
             "fft_product",
@@ -143,6 +146,7 @@ def _layers() -> list[Case]:
 
 
 def _bfloat(values: Any) -> Any:
+    # the upper half of single precision, truncated
     return (values.view(np.uint32) >> 16).astype(np.uint16)
 
 

@@ -9,19 +9,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse_ptx import interpreter as vm
+from dse_ptx import vm
+from dse_ptx.arguments import Argument, Pointer, parameter_bytes
 from dse_ptx.checking import random_programs
 from dse_ptx.checking.reference import Reference
-from dse_ptx.execution import Argument, LaunchOptions, Module, Pointer, PtxDevice, parameter_bytes
+from dse_ptx.execution import LaunchOptions, Module, PtxDevice
 
 
 def both(
     text: str | Path, name: str, size: tuple[Sequence[int], Sequence[int]], arguments: Sequence[Any], shared: int = 0
 ) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
     """Arrays among the arguments after a launch, by the compiled and by the plain interpreter. size: grid and block."""
+    # addresses are the same in both: the plain interpreter works on a copy of the device
     device = PtxDevice()
     module = Module(text, device)
     passed = _on_device(device, arguments)
+    # copied before the launch, which changes the device in place
     memory = bytearray(device.content().tobytes())
     module.launch(name, *size, passed, LaunchOptions(shared=shared))
     function = module.function(name)
@@ -47,6 +50,7 @@ def _on_device(device: PtxDevice, arguments: Sequence[Any]) -> list[Argument]:
 
 def same(compiled: Sequence[NDArray[Any]], plain: Sequence[NDArray[Any]]) -> bool:
     """Return whether arrays are equal to the bit."""
+    # bytes, as numbers that are none do not equal themselves
     return all(a.tobytes() == b.tobytes() for a, b in zip(compiled, plain, strict=True))
 
 

@@ -35,6 +35,7 @@ def decode(word: int, kind: str) -> int | float:
         fraction = word & ((1 << digits) - 1)
         if exponent == (1 << (bits - 1 - digits)) - 1:
             return NAN if fraction else sign * math.inf
+        # a normal number has a hidden leading digit; a subnormal one the smallest exponent without it
         units = fraction + ((1 << digits) if exponent else 0)
         return sign * math.ldexp(units, max(exponent, 1) - 1 + smallest - digits)
     return word - (1 << bits) if kind[0] == "s" and word >> (bits - 1) else word
@@ -54,11 +55,14 @@ def encode(number: float | Fraction, kind: str, towards_zero: bool = False) -> i
     exponent = smallest
     if magnitude:
         exponent = max(magnitude.numerator.bit_length() - magnitude.denominator.bit_length() - 1, smallest)
+        # lengths of numerator and denominator give the exponent or one less
         exponent += magnitude >= Fraction(2) ** (exponent + 1)
     scaled = magnitude / Fraction(2) ** (exponent - digits)
+    # Python rounds a Fraction to the nearest even
     units = math.floor(scaled) if towards_zero else round(scaled)
     word = units + ((exponent - smallest) << digits)  # a carry, and the hidden digit, become the exponent's
     if exponent > largest or word >= infinity:
+        # truncation ends at the largest finite number
         word = infinity - towards_zero
     return word | (1 << (bits - 1) if is_negative else 0)
 
@@ -70,7 +74,9 @@ def fused_sum(a: float, b: float, c: float) -> float | Fraction:
         if exact:
             return exact
         product = -0.0 if math.copysign(1.0, a) * math.copysign(1.0, b) < 0 else 0.0
+        # zeros keep the sign of their sum; an exact cancellation is +0
         return product + c if not (a and b) and not c else 0.0
+    # with finite a and b an infinite c decides, even if their product overflows
     return times(a, b) + c if math.isfinite(c) or not (math.isfinite(a) and math.isfinite(b)) else c
 
 
@@ -116,6 +122,7 @@ def integral(number: float, mode: str) -> float:
         return number
     units = math.floor(number)
     rounded = {"rni": round(number), "rzi": int(number), "rmi": units, "rpi": -math.floor(-number)}[mode]
+    # -0.3 becomes -0
     return math.copysign(float(rounded), number)
 
 

@@ -33,6 +33,7 @@ def run(launch: Registers, lanes: Sequence[Any], instruction: Instruction) -> No
     result, kind, other, _ = instruction.types
     shape = next(word for word in instruction.modifiers if re.match("m[0-9]", word))
     rows, depth = (int(word) for word in shape[1:].split("n8k"))
+    # whole matrices, to which each lane adds what its registers hold
     left = np.zeros((rows, depth))
     right, start = np.zeros((depth, 8)), np.zeros((rows, 8))
     for lane, thread in enumerate(lanes):
@@ -68,6 +69,7 @@ def _elements(
             if kind in ("s4", "u4", "b1"):
                 number: float = part - 16 if kind == "s4" and part > 7 else part
             else:
+                # TF32 ignores the 13 last digits of single precision
                 number = num.decode(part & 0xFFFFE000, "f32") if kind == "tf32" else num.decode(part, kind)
             yield place_of % halves, first + place, float(number)
 
@@ -88,6 +90,7 @@ def _sums(
 ) -> NDArray[np.float64]:
     """The product and its start, before accumulators are rounded."""
     if result == "f64":
+        # double precision: a fused multiply-add for each term, k ascending, as the machine rounds each
         total = c.copy()
         for i, j in np.ndindex(*c.shape):
             for k in range(a.shape[1]):
@@ -96,5 +99,6 @@ def _sums(
         return total
     if "xor" in names:
         return np.asarray((a[:, :, None] != b[None]).sum(axis=1) + c)
+    # exact: products of short numbers and their sums fit into double precision in these tests
     total = a @ b + c
     return np.clip(total, -(2.0**31), 2.0**31 - 1) if "satfinite" in names else total

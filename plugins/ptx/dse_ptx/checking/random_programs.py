@@ -154,6 +154,7 @@ _INTEGERS = (0, 1, 2, 5, 31, 32, 33, 63, 64, 127, 128, 255, 0x7FFF, 0x8000, 0xFF
 def word(of: random.Random, letter: str) -> int:
     """Bits of an operand, often a limit of its type."""
     bits = 8 * _BYTES[letter]
+    # else any bits: numbers that are none, subnormal ones
     if letter in "fg" and of.random() < 0.8:
         number = of.choice(_FLOATS) if of.random() < 0.4 else of.uniform(-1, 1) * 2.0 ** of.randint(-20, 40)
         packed = struct.pack("<f" if letter == "f" else "<d", number)
@@ -183,6 +184,7 @@ class _Writer:
             if forms[0].startswith("#"):
                 return str(self.of.randrange(int(forms[0][1:])))
             name = self.register(forms[0])
+            # PTX leaves open which of two results is written last
             while name in used and len(used) < COUNT - 1 and ("|" in operands or "{" in operands):
                 name = self.register(forms[0])
             used.add(name)
@@ -205,6 +207,7 @@ class _Writer:
                 self.branch(depth, templates)
             elif choice < 0.45 and depth:
                 self.loop(depth, templates)
+            # at the outer level alone are all threads of a block together
             elif choice < 0.6 and depth == 2:
                 self.exchange()
             elif choice < 0.75 and depth == 2:
@@ -236,6 +239,7 @@ class _Writer:
         start, counter = self.label(), f"%c{depth}"
         self.lines += [
             f"\tmov.u32 {counter}, %laneid;",
+            # at most four rounds, of different number for lanes of a warp
             f"\tand.b32 {counter}, {counter}, {self.of.choice((0, 1, 3))};",
         ]
         self.lines.append(f"{start}:")
@@ -247,6 +251,7 @@ class _Writer:
         value, result = self.register("r"), self.register("r")
         shift = self.of.randrange(THREADS)
         self.lines += ["\tmov.u32 %t, %tid.x;", "\tshl.b32 %s, %t, 2;", "\tmov.u32 %b, tile;", "\tadd.u32 %s, %s, %b;"]
+        # barriers between the writes and the reads: programs race for nothing
         self.lines += [f"\tst.shared.b32 [%s], {value};", "\tbar.sync 0;"]
         if self.of.random() < 0.5:
             op = self.of.choice(("add.u32", "min.s32", "max.u32", "or.b32", "xor.b32", "and.b32"))
@@ -270,6 +275,7 @@ class _Writer:
 def kernel(seed: int, templates: Sequence[str] = TEMPLATES, depth: int = 2) -> str:
     """A random kernel. It reads the registers of each thread from words of 8 bytes, and stores all where they were."""
     writer = _Writer(random.Random(seed))
+    # Registers of the kernel itself (%c1, %t, ...) are not letters of _KINDS, so that no template writes them.
     registers = [f"\t.reg .{kind} %{letter}<{COUNT}>;" for letter, kind in _KINDS.items()]
     moves = [("ld", letter, number) for letter in _BYTES for number in range(COUNT)]
     first, last = [], []
@@ -277,6 +283,7 @@ def kernel(seed: int, templates: Sequence[str] = TEMPLATES, depth: int = 2) -> s
         kind, offset = _KINDS[letter], 8 * place
         first.append(f"\tld.global.{kind} %{letter}{number}, [%base+{offset}];")
         last.append(f"\tst.global.{kind} [%base+{offset}], %{letter}{number};")
+    # predicates cannot be loaded: they begin as comparisons
     first += [f"\tsetp.gt.s32 %p{i}, %r{i}, {i};" for i in range(COUNT)]
     last += [
         f"\tselp.u32 %r0, 1, 0, %p{i};\n\tst.global.u32 [%base+{8 * (len(moves) + i)}], %r0;" for i in range(COUNT)

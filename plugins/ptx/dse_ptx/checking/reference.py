@@ -24,8 +24,10 @@ from dse_ptx.program import (
     Symbol,
 )
 
+# Instructions whose result depends on other lanes of the warp, or other warps of the block.
 _TOGETHER = ("shfl", "vote", "match", "activemask", "redux", "mma", "ldmatrix", "bar", "barrier")
 _SKIPPED = ("membar", "fence", "nanosleep", "prefetch", "griddepcontrol")
+# windows of generic addresses, as the compiled interpreter places them
 _SHARED, _LOCAL, _GLOBAL = 1 << 24, 1 << 25, 1 << 32
 _WORD = (1 << 64) - 1
 
@@ -62,6 +64,7 @@ class Reference:
         self.addresses |= {entry.name: entry.offset for entry in self.kernel.parameters}
         count = self.block[0] * self.block[1] * self.block[2]
         for number in range(self.grid[0] * self.grid[1] * self.grid[2]):
+            # shared memory is new for each block
             self.number, self.shared = number, bytearray(max(sizes["shared"], self.shared_bytes) + 16)
             registers = dict.fromkeys(self.kernel.registers, 0)
             threads = [Scalar(entry, dict(registers), bytearray(sizes["local"] + 16)) for entry in range(count)]
@@ -69,11 +72,13 @@ class Reference:
 
     def _block(self, threads: list[Scalar]) -> None:
         """Run threads alone as far as they go, then together what warps or the block do together."""
+        # Each round brings every thread to its end or to an instruction that it does not execute alone.
         while not all(entry.is_over for entry in threads):
             for entry in threads:
                 self._alone(entry)
             waiting = [entry for entry in threads if not entry.is_over]
             at_barrier = [entry for entry in waiting if self._next(entry).name in ("bar", "barrier")]
+            # all live threads have come: the barrier opens
             if len(at_barrier) == len(waiting):
                 for entry in waiting:
                     entry.at += 1
@@ -83,17 +88,20 @@ class Reference:
                 places = {entry.at for entry in lanes}
                 if len(places) == 1 and self._next(lanes[0]).name not in ("bar", "barrier"):
                     self._together(lanes)
+                # the order of such lanes is not modelled here
                 elif len(places) > 1:
                     raise NotImplementedError("lanes of a warp wait at different places")
 
     def _next(self, thread: Scalar) -> Instruction:
         if thread.at >= len(self.kernel.instructions):
+            # a kernel may end without `ret`
             return Instruction("exit", (), (), 0)
         return self.kernel.instructions[thread.at]
 
     def _alone(self, thread: Scalar) -> None:
         while not thread.is_over:
             instruction = self._next(thread)
+            # `bar.warp.sync` waits for nothing: lanes meet at the next instruction that a warp executes together
             if instruction.name in _TOGETHER and "warp" not in instruction.modifiers:
                 return
             thread.at += 1
@@ -111,6 +119,7 @@ class Reference:
         elif name == "bra":
             assert isinstance(instruction.operands[0], Symbol)
             thread.at = self.kernel.labels[instruction.operands[0].name]
+        # commits and waits of `cp.async` have fewer operands: its copies are done at once
         elif name in _SKIPPED or name == "bar" or (name == "cp" and len(instruction.operands) < 3):
             pass
         elif name in _FORMS:
@@ -135,18 +144,22 @@ class Reference:
     def _kind(instruction: Instruction, place: int) -> str:
         """Type of a constant at a place among the operands that are read."""
         kind = instruction.types[0] if instruction.name in ("selp", "slct") else instruction.types[-1]
+        # counts and positions have 32 bits, whatever the type of the value
         if (instruction.name in ("shl", "shr", "bfe") and place) or (instruction.name == "bfi" and place > 1):
             return "u32"
+        # the addend of a wide product is as wide as its result
         return "u64" if place == 2 and "wide" in instruction.modifiers else kind
 
     def value(self, thread: Scalar, operand: Operand, kind: str) -> int:
         """Bits of an operand; kind: type of a constant."""
         if isinstance(operand, OperandGroup):
+            # `!%p`
             return self.value(thread, operand.members[0], kind) ^ 1
         if isinstance(operand, Register):
             return thread.registers[operand.name]
         if isinstance(operand, Immediate):
             value = operand.value
+            # a constant in double precision is rounded to the operand's type
             if operand.float_bits and num.is_float(kind) and operand.float_bits != num.bits_of(kind):
                 value = num.encode(num.decode(value, f"f{operand.float_bits}"), kind)
             return value % (1 << num.bits_of(kind))
@@ -168,6 +181,7 @@ class Reference:
         if name.startswith("lanemask_"):
             return masks[name[-2:]]
         count = self.block[0] * self.block[1] * self.block[2]
+        # clocks are 0 here: random programs do not read them
         return {"laneid": lane, "warpid": thread.number // 32, "nwarpid": -(-count // 32)}.get(name, 0)
 
     def assign(self, thread: Scalar, operand: Operand, word: int) -> None:
@@ -203,6 +217,7 @@ class Reference:
             start = at + k * size
             if is_load:
                 word = int.from_bytes(memory[start : start + size], "little")
+                # a signed load fills wider registers with its sign
                 self.assign(thread, member, int(num.decode(word, kind)) if kind[0] == "s" else word)
             else:
                 word = self.value(thread, member, kind)
@@ -210,6 +225,7 @@ class Reference:
 
     def _atomic(self, thread: Scalar, instruction: Instruction) -> None:
         kind = instruction.types[-1]
+        # `red` has no result: `_` is no register, and is not written
         operands = instruction.operands if instruction.name == "atom" else (Symbol("_"), *instruction.operands)
         memory, at = self._place(thread, instruction, operands[1])
         size, words = TYPE_BYTES[kind], [self.value(thread, operand, kind) for operand in operands[2:]]
@@ -236,6 +252,7 @@ class Reference:
         assert isinstance(size, Immediate)
         length = min(self.value(thread, lengths[0], "u32"), size.value) if lengths else size.value
         inside = Instruction("ld", ("global",), (), instruction.line)
+        # a copy of no bytes does not touch its source
         memory, at = self._place(thread, inside, source) if length else (self.memory, 0)
         place = self._place(thread, Instruction("st", ("shared",), (), instruction.line), target)[1]
         self.shared[place : place + size.value] = bytes(memory[at : at + length]) + bytes(size.value - length)
@@ -244,9 +261,11 @@ class Reference:
         kind, target, names = instruction.types[-1], instruction.operands[0], instruction.modifiers
         words = [self.value(thread, operand, kind) for operand in instruction.operands[1:3]]
         a, b = (num.decode(word, kind) for word in words)
+        # signs of zeros do not matter to a comparison
         if "ftz" in names:
             a, b = (0.0 if abs(x) < 2.0**-126 else x for x in (a, b))
         holds = [semantics.compare(names[0], a, b)]
+        # the second result, before both are combined with the third operand
         holds.append(not holds[0])
         if len(instruction.operands) > 3:
             third = bool(self.value(thread, instruction.operands[3], "pred"))
@@ -304,6 +323,7 @@ class Reference:
 
     def _shuffle(self, lanes: list[Scalar], instruction: Instruction) -> None:
         target, *sources = instruction.operands
+        # values of all lanes before any is written: a register may be source and result
         before = {thread.number % 32: self.value(thread, sources[0], "b32") for thread in lanes}
         for thread in lanes:
             lane, b, c = thread.number % 32, *(self.value(thread, operand, "u32") for operand in sources[1:3])
@@ -359,6 +379,7 @@ class Reference:
                 rows.append(np.frombuffer(bytes(memory[at : at + 16]), np.uint16))
             matrix = np.array(rows).T if "trans" in instruction.modifiers else np.array(rows)
             for lane, thread in enumerate(lanes):
+                # four lanes share a row, two elements each
                 low, high = matrix[lane // 4, 2 * (lane % 4) : 2 * (lane % 4) + 2].tolist()
                 self.assign(thread, member, low | high << 16)
 

@@ -28,6 +28,7 @@ class Script:
         count, total = len(self.rows), blocks * warps
         places = [(place, size) for *_, place, size in self.rows if place is not None]
         has = np.array([row[4] is not None for row in self.rows])
+        # number of each instruction's access within a warp, -1 without one
         stream = np.where(has, np.cumsum(has) - 1, -1)
         access = np.concatenate([np.where(has, stream + warp * len(places), -1) for warp in range(total)])
         addresses = [place(warp // warps, warp % warps) for warp in range(total) for place, _ in places]

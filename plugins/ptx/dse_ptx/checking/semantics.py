@@ -23,6 +23,7 @@ _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
     **{"lo": operator.lt, "ls": operator.le, "hi": operator.gt, "hs": operator.ge},
 }
 _MATH: Mapping[str, Callable[[float], float]] = {
+    # Python raises OverflowError where IEEE gives infinity; below 2^-1100 even double precision has 0
     "ex2": lambda a: 0.0 if a < -1100 else math.inf if a >= 1024 else 2.0**a,
     "lg2": lambda a: -math.inf if a == 0 else math.log2(a) if a > 0 else num.NAN,
     "sin": lambda a: math.sin(a) if math.isfinite(a) else num.NAN,
@@ -49,10 +50,12 @@ def result(instruction: Instruction, words: Sequence[int]) -> int:
     if name == "cvt":
         return convert(instruction, words)
     if name in ("selp", "slct"):
+        # `slct` names the type of its third operand last
         chosen = words[2] & 1 if name == "selp" else num.decode(words[2], kind) >= 0
         return words[0 if chosen else 1] & ((1 << num.bits_of(instruction.types[0])) - 1)
     if kind.endswith("x2"):
         half = kind.removesuffix("x2")
+        # halves are computed apart, without a carry between them
         low, high = ([(word >> shift) & 0xFFFF for word in words] for shift in (0, 16))
         return float_result(instruction, half, low) | float_result(instruction, half, high) << 16
     if num.is_float(kind):
@@ -65,6 +68,7 @@ def float_result(instruction: Instruction, kind: str, words: Sequence[int]) -> i
     name, names = instruction.name, instruction.modifiers
     a, b, c = ([float(num.decode(word, kind)) for word in words] + [0.0] * 3)[:3]
     if "ftz" in names:
+        # subnormal inputs count as zeros of their sign
         a, b, c = (math.copysign(0.0, entry) if abs(entry) < 2.0**-126 else entry for entry in (a, b, c))
     exact: Any
     if name in ("add", "sub"):
@@ -76,15 +80,18 @@ def float_result(instruction: Instruction, kind: str, words: Sequence[int]) -> i
     elif name in ("min", "max"):
         exact = _extreme(a, b, name, "NaN" in names)
     elif name in ("neg", "abs", "copysign"):
+        # the sign bit itself, which a decoded NaN has lost
         sign = -1.0 if words[0] >> (num.bits_of(kind) - 1) & 1 else 1.0
         exact = {"neg": -a, "abs": abs(a), "copysign": math.copysign(b, sign)}[name]
     else:
+        # approximations of PTX are rounded from double precision in both interpreters
         exact = _MATH[name](a) if a == a else a
     if "sat" in names:
         exact = min(exact, 1.0) if exact > 0 else 0.0
     if "relu" in names:
         exact = exact if exact != exact or exact > 0 else 0.0
     word = num.encode(exact, kind)
+    # a result that is subnormal after rounding keeps its sign alone
     if "ftz" in names and abs(float(num.decode(word, kind))) < 2.0**-126:
         word &= 1 << (num.bits_of(kind) - 1)
     return word
@@ -93,6 +100,7 @@ def float_result(instruction: Instruction, kind: str, words: Sequence[int]) -> i
 def _extreme(a: float, b: float, name: str, propagates: bool) -> float:
     if a != a or b != b:
         return num.NAN if propagates or (a != a and b != b) else b if a != a else a
+    # -0 counts as less than +0
     if a == b == 0:
         signs = (math.copysign(1.0, a), math.copysign(1.0, b))
         return 0.0 * (min(signs) if name == "min" else max(signs))
@@ -122,12 +130,13 @@ def integer(instruction: Instruction, kind: str, words: Sequence[int]) -> int:
         "sad": lambda: abs(a - b) + raw[2],
         "div": lambda: num.divide(a, b, bits)[0],
         "rem": lambda: num.divide(a, b, bits)[1],
+        # counts are not decoded: they have no sign
         "shl": lambda: raw[0] << raw[1] if raw[1] < bits else 0,
         "shr": lambda: a >> min(raw[1], bits),
         "popc": (raw[0] & mask).bit_count,
         "clz": lambda: bits - (raw[0] & mask).bit_length(),
         "brev": lambda: int(f"{raw[0] & mask:0{bits}b}"[::-1], 2),
-        "bfind": lambda: (~a if a < 0 else a).bit_length() - 1,
+        "bfind": lambda: (~a if a < 0 else a).bit_length() - 1,  # -1: none
     }
     return results[name]() & (0xFFFFFFFF if name in ("popc", "clz", "bfind") else mask)
 
@@ -137,6 +146,7 @@ def _product(instruction: Instruction, kind: str, raw: Sequence[int]) -> int:
     names, bits, adds = instruction.modifiers, num.bits_of(kind), instruction.name == "mad"
     a, b, c = (int(num.decode(word, kind)) for word in raw[:3])
     if "wide" in names:
+        # the addend is not decoded: its type is twice as wide
         return (a * b + (raw[2] if adds else 0)) & ((1 << 2 * bits) - 1)
     part = (a * b) >> bits if "hi" in names else a * b
     return (part + (c if adds else 0)) & ((1 << bits) - 1)
@@ -153,6 +163,7 @@ def _looked_up(instruction: Instruction, kind: str, raw: Sequence[int]) -> int:
     """`lop3`."""
     ones = 0
     for bit in range(32):
+        # three input bits spell the place of the answer in the table
         place = 4 * (raw[0] >> bit & 1) + 2 * (raw[1] >> bit & 1) + (raw[2] >> bit & 1)
         ones |= (raw[3] >> place & 1) << bit
     return ones
@@ -162,6 +173,7 @@ def _permute(instruction: Instruction, kind: str, raw: Sequence[int]) -> int:
     """`prmt`."""
     pool = raw[0].to_bytes(4, "little") + raw[1].to_bytes(4, "little")
     picks = [(raw[2] >> 4 * k) & 15 for k in range(4)]
+    # bit 3 of a pick asks for the sign of the byte instead
     return sum((255 * (pool[p & 7] >> 7) if p & 8 else pool[p]) << 8 * k for k, p in enumerate(picks))
 
 
@@ -183,6 +195,7 @@ def _field(instruction: Instruction, kind: str, raw: Sequence[int]) -> int:
     """`bfe`, bit by bit as the manual defines it."""
     bits, first, count = num.bits_of(kind), raw[1] & 255, raw[2] & 255
     top = bits - 1
+    # bits beyond the field repeat its highest one, or the operand's if the field reaches beyond
     sign = 0 if kind[0] == "u" or count == 0 else (raw[0] >> min(first + count - 1, top)) & 1
     word = sign * ((1 << bits) - 1)
     for bit in range(min(count, bits)):
@@ -218,9 +231,11 @@ def convert(instruction: Instruction, words: Sequence[int]) -> int:
     if num.is_float(source) and mode:
         value = num.integral(value, mode)
     if not num.is_float(target):
+        # from floating point PTX clamps always, between integers by `.sat` alone
         if num.is_float(source) or "sat" in names:
             value = num.clamp(value, target)
         return int(value)
+    # an integer 0 is +0
     if not num.is_float(source) and value == 0:
         value = 0.0
     if "sat" in names:

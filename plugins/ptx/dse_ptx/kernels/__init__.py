@@ -25,4 +25,5 @@ def pack_texts(texts: Mapping[str, str], target: Path = _PACKED) -> None:
     """Write the PTX of all files by name; the same texts are the same bytes, as no time is written."""
     with ZipFile(target, "w", ZIP_DEFLATED, compresslevel=9) as packed:
         for name, text in sorted(texts.items()):
+            # a ZipInfo without a date has that of 1980
             packed.writestr(ZipInfo(f"{name}.ptx"), text, ZIP_DEFLATED, 9)

@@ -70,6 +70,16 @@ KERNEL gemm(const float *a, const float *b, const float *bias, float *out, int M
   if (row < M && column < N) out[((long)BZ * M + row) * N + column] = sum + (bias ? bias[column] : 0.f);
 }
 
+// y = w (N x K) x + b, a product with one vector; a warp for each y
+KERNEL gemv(const float *w, const float *x, const float *b, float *y, int N, int K) {
+  int lane = TX % 32, row = place() / 32;
+  if (row >= N) return;
+  float sum = 0.f;
+  for (int k = lane; k < K; k += 32) sum += w[row * K + k] * x[k];
+  for (int step = 16; step; step /= 2) sum += __nvvm_shfl_sync_down_f32(-1, sum, step, 31);
+  if (lane == 0) y[row] = sum + (b ? b[row] : 0.f);
+}
+
 DEVICE int reversed(int i, int bits) {
   int r = 0;
   for (int k = 0; k < bits; k++) r |= (i >> k & 1) << (bits - 1 - k);

@@ -21,6 +21,7 @@ def softmax(x, out, columns, block: tl.constexpr):
     """Softmax of a row."""
     row, place = tl.program_id(0), tl.arange(0, block)
     value = tl.load(x + row * columns + place, mask=place < columns, other=-float("inf"))
+    # the largest is subtracted, so that no exponential overflows
     power = tl.exp(value - tl.max(value, 0))
     tl.store(out + row * columns + place, power / tl.sum(power, 0), mask=place < columns)
 
@@ -60,6 +61,7 @@ def layer_norm(x, out, gain, bias, columns, epsilon, block: tl.constexpr):
     row, place = tl.program_id(0), tl.arange(0, block)
     mask = place < columns
     value = tl.load(x + row * columns + place, mask=mask, other=0.0).to(tl.float32)
+    # lanes beyond the row would add the square of the mean
     centred = tl.where(mask, value - tl.sum(value, 0) / columns, 0.0)
     scale = 1 / tl.sqrt(tl.sum(centred * centred, 0) / columns + epsilon)
     scaled = centred * scale * tl.load(gain + place, mask=mask) + tl.load(bias + place, mask=mask)
@@ -78,6 +80,7 @@ def attention(q, k, v, out, length, scale, rows: tl.constexpr, width: tl.constex
         keys = tl.load(k + at[None, :] * width + at_width[:, None])
         scores = tl.dot(query, keys) * scale
         higher = tl.maximum(most, tl.max(scores, 1))
+        # sums so far are rescaled whenever the maximum grows, as in FlashAttention; powers are of 2
         power, shrink = tl.exp2(scores - higher[:, None]), tl.exp2(most - higher)
         total = total * shrink + tl.sum(power, 1)
         values = tl.load(v + at[:, None] * width + at_width[None, :])
@@ -112,7 +115,9 @@ def gelu(x, out, n, block: tl.constexpr):
     """A smooth rectifier."""
     place = tl.program_id(0) * block + tl.arange(0, block)
     value = tl.load(x + place, mask=place < n).to(tl.float32)
+    # the root of 2 / pi
     inner = 0.7978845608 * (value + 0.044715 * value * value * value)
+    # 1 - 1 / (1 + exp(2 x)) is (1 + tanh x) / 2
     smooth = value * (1 - 1 / (1 + tl.exp(2 * inner)))
     tl.store(out + place, smooth.to(out.dtype.element_ty), mask=place < n)
 

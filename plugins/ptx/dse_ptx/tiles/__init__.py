@@ -1,0 +1,1 @@
+"""Kernels of Hopper in PTX, written by Python: bulk copies, mbarriers, clusters and products of warpgroups."""
