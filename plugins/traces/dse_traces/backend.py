@@ -33,20 +33,23 @@ from dse_traces.design import (
 from dse_traces.laws.assumed_changes import assumed_changes
 from dse_traces.laws.contention import assumed_laws, learn_laws
 from dse_traces.laws.machine import ProfiledMachine, machine_named
-from dse_traces.laws.task_graph import EXPECTED, Contended, contended
+from dse_traces.laws.task_graph import EXPECTED, ContentionModel, contention_model
 from dse_traces.profile.kernel_classes import read_patterns
 from dse_traces.profile.kernels import Profile, classify
+from dse_traces.profile.replay import ENGINE
 from dse_traces.profile.unnamed_kernels import nothing_to_move, unknown_kernels
 from dse_traces.readers.formats import files_of, read_ranks
 from simulators.hardware.machine import reads
 from simulators.taskgraph.timeline import Timeline
 
 Floats = NDArray[np.float64]
-_VERSION = "7"
+# raised when the same design gives other results, so that stored ones are computed again
+_VERSION = "8"
 _OF_WORKLOAD = ("path", "kernels")
 _SECTIONS = ("system", "workload", "plan")
 _MOST_MODELS = 8  # runs on machines that are remembered
 _INFINITE = float("inf")
+# read only to price operators on another GPU (`plan.gpu`); without one they change no result
 _OF_COSTS = (
     "system.gpu.efficiency",
     "system.gpu.gemm",
@@ -56,6 +59,7 @@ _OF_COSTS = (
 )
 
 
+# parsed once for all designs; the hash is a part of the key, so that a file that was replaced is read again
 @plugins.cached_until_refresh
 def _profiles(recorded: tuple[str, str]) -> Sequence[Profile]:
     """The profiles of a file, by its path and the hash of what it holds."""
@@ -69,6 +73,7 @@ class ProfileBackend(Backend):
     version = _VERSION
     metrics: Mapping[str, Metric] = {
         "makespan_s": Metric("s", "from the first begin to the last end of a kernel"),
+        # a change may lose time, so gains have no lower bound
         "gain_s": Metric("s", "of the recorded run, as expected", "maximize", low=-_INFINITE),
         "gain_low_s": Metric("s", "the least gain in the cases of the laws", "maximize", low=-_INFINITE),
         "gain_high_s": Metric("s", "the largest gain in the cases of the laws", "maximize", low=-_INFINITE),
@@ -80,6 +85,7 @@ class ProfileBackend(Backend):
     relations: Mapping[str, Metric] = {
         "speedup": Metric("x", "makespan_s of the baseline / makespan_s", "maximize"),
     }
+    # hold by construction: the ends of the interval are extremes over the cases, and the expected case is one
     laws = (
         Law("gain_low_s <= gain_s", lambda row: row["gain_low_s"], lambda row: row["gain_s"]),
         Law("gain_s <= gain_high_s", lambda row: row["gain_s"], lambda row: row["gain_high_s"]),
@@ -108,9 +114,11 @@ class ProfileBackend(Backend):
             check.add("workload.path", "names no profile", value=given.get("path"), way_out=_WAY_OUT)
         check.model(ProfiledMachine, tree["system"], path="system")
         check.done()
+        # patterns count before scenarios are made: they decide which kernels are collectives, and so the groups
         patterns = read_patterns(str(given.get("kernels") or ""), "workload.kernels")
         trees: dict[str, Tree] = {}
         for path in _paths(given["path"]):
+            # the hash identifies the run: a file that was moved keeps its results
             content = content_of_profile(path)
             profiles = [classify(profile, patterns) for profile in _profiles((str(path), content))]
             for rank, profile in enumerate(profiles):
@@ -129,6 +137,7 @@ class ProfileBackend(Backend):
         plan = check.model(PlanKnobs, tree["plan"], path="plan")
         parts = {"system": ProfiledMachine, "workload": Recorded}
         models: dict[str, Any] = {name: check.model(kind, tree[name], path=name) for name, kind in parts.items()}
+        # constants of the other GPU become a part of the design, and so of its key
         other = None if plan is None or plan.gpu is None else _other(check, plan.gpu)
         check.done()
         assert plan is not None
@@ -142,11 +151,14 @@ class ProfileBackend(Backend):
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
         """Knobs of the plan, of the groups that the profile has, and numbers of the machine that are read."""
         section, _, name = path.partition(".")
+        # labels never change a result
         if path.rpartition(".")[2] in LABELS or section not in ("system", "plan"):
             return None
         if section == "system":
+            # a number that no law reads would make a sweep of equal runs
             unread = not reads(ProfiledMachine, name, tree["system"])
             return None if unread or get_path(tree, path) is None else {}
+        # a group that the profile lacks has no entry in the plan of its scenario
         if name.startswith("groups."):
             group, _, field = name.removeprefix("groups.").partition(".")
             known = get_path(tree, f"plan.groups.{group}") is not None and field in GroupPlan.model_fields
@@ -160,14 +172,17 @@ class ProfileBackend(Backend):
         designs = [design for batch in batches for design in batch.designs()]
         results: list[Result | None] = [self.refusal(design) for design in designs]
         legal = [place for place, refusal in enumerate(results) if refusal is None]
+        # designs of one run on one machine share one model, with its laws and its cache of times on other GPUs
         models, model_of = distinct(self._what_ifs(designs[place]) for place in legal)
         for number, what_ifs in enumerate(models):
             places = [place for place, model in zip(legal, model_of, strict=True) if model == number]
             plans = [_plan(designs[place], what_ifs) for place in places]
             for place, result in zip(places, _results(what_ifs, outcomes(what_ifs, plans)), strict=True):
                 results[place] = result
+        # refused designs have their result already, so every place is filled
         joined = Results.of([result for result in results if result is not None])
         ends = np.cumsum([batch.size for batch in batches]).tolist()
+        # the slice covers the case without batches: no end, so no begin
         starts = [0, *ends[:-1]][: len(ends)]
         return [joined.take(slice(begin, end)) for begin, end in zip(starts, ends, strict=True)]
 
@@ -193,7 +208,7 @@ class ProfileBackend(Backend):
         assert isinstance(design, ProfileDesign)
         unread = () if design.plan.gpu else _OF_COSTS
         unknown = unknown_kernels(self._what_ifs(design).model.profile)
-        named = f"by the names of kernels, taken as computation: {unknown.largest}; {unknown.way_out}"
+        named = f"by the names of kernels, taken as computation: {unknown.largest}; {unknown.way_out()}"
         share = [("workload.unknown_share", unknown.share, "measured", named)] if unknown.counts else []
         changes = assumed_changes().facts_below("changes")
         return [*share, *changes, *(fact for fact in design.system.facts() if not fact[0].startswith(unread))]
@@ -201,6 +216,7 @@ class ProfileBackend(Backend):
     def _what_ifs(self, design: BaseModel) -> WhatIfs:
         """The run of a design on its machine, remembered."""
         assert isinstance(design, ProfileDesign)
+        # a model depends on the run and the machine alone: all plans share it
         plain = design.model_copy(update={"plan": PlanKnobs(), "other": None})
         key = str(content_key(plain))
         if key not in self._models:
@@ -215,6 +231,7 @@ _WAY_OUT = "workload.path=run.json.gz, or a folder that profile import wrote"
 
 def _paths(text: str) -> list[Any]:
     """Files and folders of profiles, of ranks of one run as well. Raises ConfigError."""
+    # a name that holds a comma or a bracket may be a file; only what is none is taken as a list or a pattern
     try:
         return [located(text)]
     except ConfigError:
@@ -224,15 +241,17 @@ def _paths(text: str) -> list[Any]:
 def _with_groups(tree: Tree, profile: Profile, name: str) -> Tree:
     """The plan of a configuration, with a part for each group of collectives. Raises ConfigError."""
     if not profile.is_collective.any():
-        rule, _, way = nothing_to_move("has no collective to plan for", profile)
-        raise ConfigError([Problem("workload.path", rule, name, way.replace("kernels=", "workload.kernels="))])
-    model = contended(profile, learn_laws(profile, assumed_laws(_machine(tree))))
+        rule, option = "has no collective to plan for", "workload.kernels"
+        raise ConfigError([nothing_to_move(rule, profile, path="workload.path", value=name, option=option)])
+    model = contention_model(profile, learn_laws(profile, assumed_laws(_machine(tree))))
+    # configurations of several profiles share one plan: entries of nulls are of groups that this one may lack
     given = {group: plan for group, plan in (tree["plan"].get("groups") or {}).items() if _says(plan)}
     groups = [group_name(place) for place in range(len(model.names))]
     check = Problems()
     for group in set(given) - set(groups):
         check.add(f"plan.groups.{group}", "is no group of collectives", way_out=f"{name} has c1 to c{len(groups)}")
     check.done()
+    # all fields of all groups, so that each can be swept as a knob
     nothing = dict.fromkeys(GroupPlan.model_fields)
     return {**tree["plan"], "groups": {group: {**nothing, **(given.get(group) or {})} for group in groups}}
 
@@ -255,10 +274,10 @@ def _other(check: Problems, name: str) -> ProfiledMachine | None:
         return None
 
 
-def _model(design: ProfileDesign) -> Contended:
+def _model(design: ProfileDesign) -> ContentionModel:
     recorded = _profiles((design.workload.note, design.workload.content))[design.workload.rank]
     profile = classify(recorded, design.workload.kernels)
-    return contended(profile, learn_laws(profile, assumed_laws(design.system)))
+    return contention_model(profile, learn_laws(profile, assumed_laws(design.system)))
 
 
 def _plan(design: BaseModel, what_ifs: WhatIfs) -> Any:
@@ -268,6 +287,7 @@ def _plan(design: BaseModel, what_ifs: WhatIfs) -> Any:
 
 def _rules(design: ProfileDesign, what_ifs: WhatIfs) -> Iterator[Problem]:
     """Yield rules that a plan breaks."""
+    # effects of settings are ratios of costs by this library, so without it no other rule can be checked
     if design.system.node is None or design.system.node.library is None:
         way = "take a machine whose library of collectives is known: python -m dse machine list"
         yield Problem("system.node.library", "is missing: collectives of a profile need its rates", way_out=way)
@@ -276,15 +296,8 @@ def _rules(design: ProfileDesign, what_ifs: WhatIfs) -> Iterator[Problem]:
         rule = "has no collectives, and the profile has"
         yield Problem("system.node.num_gpus", rule, design.system.node.num_gpus, "give it 2 or more")
         return
-    movers = [what_ifs.effects.movers(group) for group in range(len(what_ifs.model.names))]
-    settings = [design.plan.setting(group) for group in range(len(movers))]
-    if all(setting.mover not in able for setting, able in zip(settings, movers, strict=True)):
-        mover = settings[0].mover
-        rule = f"can move no collective of the profile: it adds, or {design.system.name} has no such {mover}"
-        yield Problem("plan.mover", rule, design.plan.mover, "plan.mover=sms")
-    most = what_ifs.model.laws.sms
-    if any(setting.sms is not None and setting.sms >= most for setting in settings):
-        yield Problem("plan.sms", "leaves no SM for compute", design.plan.sms, f"the GPU has {most}")
+    yield from _mover_rules(design, what_ifs)
+    yield from _sms_rules(design, what_ifs)
     if design.plan.gpu is not None:
         try:
             pace_of(what_ifs.model, design.plan.gpu)
@@ -294,6 +307,35 @@ def _rules(design: ProfileDesign, what_ifs: WhatIfs) -> Iterator[Problem]:
         yield Problem("plan.micro_batches", "overlaps nothing: no collective is waited for within a pass", 2)
 
 
+def _mover_rules(design: ProfileDesign, what_ifs: WhatIfs) -> Iterator[Problem]:
+    """Yield movers that cannot move what they are to move: of one group, and of all groups that name none."""
+    plan, inherits = design.plan, list[bool]()
+    for group in range(len(what_ifs.model.names)):
+        name, mover = group_name(group), plan.setting(group).mover
+        able = mover in what_ifs.effects.movers(group)
+        if (named := plan.groups.get(name, GroupPlan()).mover) is None:
+            inherits.append(able)
+        elif not able:
+            rule = f"cannot move these collectives: they add, or {design.system.name} has no such {mover}"
+            yield Problem(f"plan.groups.{name}.mover", rule, named, f"plan.groups.{name}.mover=sms")
+    # a mover for all groups is legal if one of them can use it: the others run as recorded
+    if inherits and not any(inherits):
+        mover = PlanKnobs(mover=plan.mover).setting(0).mover
+        rule = f"can move no collective of the profile: it adds, or {design.system.name} has no such {mover}"
+        yield Problem("plan.mover", rule, plan.mover, "plan.mover=sms")
+
+
+def _sms_rules(design: ProfileDesign, what_ifs: WhatIfs) -> Iterator[Problem]:
+    """Yield numbers of SMs that leave none for compute, each where it is given."""
+    plan, most, wrong = design.plan, what_ifs.model.laws.sms, dict[str, Any]()
+    for group in range(len(what_ifs.model.names)):
+        if (sms := plan.setting(group).sms) is not None and sms >= most:
+            named = plan.groups.get(group_name(group), GroupPlan()).sms
+            path = "plan.sms" if named is None else f"plan.groups.{group_name(group)}.sms"
+            wrong[path] = plan.sms if named is None else named
+    yield from (Problem(path, "leaves no SM for compute", sms, f"the GPU has {most}") for path, sms in wrong.items())
+
+
 def _results(what_ifs: WhatIfs, done: Outcomes) -> Iterator[Result]:
     """Yield the metrics of each plan."""
     gains = what_ifs.recorded_s - done.seconds
@@ -301,6 +343,7 @@ def _results(what_ifs: WhatIfs, done: Outcomes) -> Iterator[Result]:
     columns: dict[str, Floats] = {
         "makespan_s": makespan,
         "gain_s": gains[:, EXPECTED],
+        # the mild case need not gain least, so the ends are taken over all cases
         "gain_low_s": gains.min(axis=1),
         "gain_high_s": gains.max(axis=1),
         "exposed_s": done.exposed_s,
@@ -309,7 +352,7 @@ def _results(what_ifs: WhatIfs, done: Outcomes) -> Iterator[Result]:
         "comm_sms": done.held_s / makespan,
     }
     for place in range(len(makespan)):
-        yield Result("ok", {name: float(column[place]) for name, column in columns.items()}, engine="fluid")
+        yield Result("ok", {name: float(column[place]) for name, column in columns.items()}, engine=ENGINE)
 
 
 def _intervals(timeline: Timeline) -> Iterator[Interval]:
@@ -328,6 +371,7 @@ def _limits(timeline: Timeline) -> Mapping[str, float]:
     for task in timeline.critical_path(0):
         span = float(timeline.finished[0, task] - timeline.issued[0, task])
         kind = "host" if graph.kinds[task] == "launch" else graph.kinds[task]
+        # a task's span is split in this order: its work alone, then its delay; the remainder is contention
         least = min(span, float(alone[task]))
         waited = min(span - least, float(delay[task]))
         parts = {kind: least, "host" if kind == "host" else "gaps": waited, "contention": span - least - waited}

@@ -2,7 +2,7 @@
 
 Values of a plan:
 
-    order           when collectives run (`dse_traces.change.settings.ORDERS`, with _ for spaces)
+    order           when collectives run (`dse_traces.change.dependencies.ORDERS`, with _ for spaces)
     sms             SMs that each collective holds; 0: as recorded
     mover           what moves the data: sms, copy_engines, switch
     link            factor on the rate of links
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -26,25 +26,21 @@ from dse.values import Frozen, knob
 from dse.values.units import Integer, Number
 from dse_chakra.packed import MOST_STREAMED
 from dse_traces import DATA
+from dse_traces.change.dependencies import ORDERS
 from dse_traces.change.settings import Mover, Setting
 from dse_traces.change.what_if import Plan
 from dse_traces.laws.machine import ProfiledMachine
 from dse_traces.readers.imported_folders import TABLE, is_imported
 
-Order = Literal[
-    "as_recorded",
-    "earlier",
-    "high_priority",
-    "in_2_parts",
-    "in_4_parts",
-    "in_8_parts",
-    "2_merged",
-    "4_merged",
-    "waited_for_later",
-]
+if TYPE_CHECKING:
+    Order = str
+else:
+    # of the mapping, so that an order that is added there can be chosen
+    Order = Literal[tuple(name.replace(" ", "_") for name in ORDERS)]
 MoverName = Literal["sms", "copy_engines", "switch"]
 _MOVERS: Mapping[str, Mover] = {"sms": "SMs", "copy_engines": "copy engines", "switch": "switch"}
 _PATH = "workload.path"
+# above any GPU's count: the rule that SMs are left for compute is checked with the machine at hand
 _Sms = Annotated[Integer, Field(ge=0, le=4096)]
 _Link = Annotated[Number, Field(ge=0.01, le=1000)]
 
@@ -74,6 +70,7 @@ class PlanKnobs(Frozen):
     """Changes of a run."""
 
     order: Order = "as_recorded"
+    # 0 and not null is the default, as a sweep needs a number for "as recorded"
     sms: Annotated[_Sms | None, knob(when={"mover": "sms"})] = 0
     mover: MoverName = "sms"
     link: _Link = 1.0
@@ -86,6 +83,7 @@ class PlanKnobs(Frozen):
         """The setting of a group of collectives, numbered from 0."""
         own = self.groups.get(group_name(group), GroupPlan())
         mover = own.mover or self.mover
+        # a group's own value comes before the plan's
         return Setting(
             (own.order or self.order).replace("_", " "),
             None if mover != "sms" else _number(own.sms if own.sms is not None else self.sms),
@@ -97,6 +95,7 @@ class PlanKnobs(Frozen):
         """The plan for as many groups of collectives."""
         plan = Plan((), self.gpu or "", self.fused, self.micro_batches)
         for group in range(groups):
+            # settings that equal the recorded one are dropped by the plan, so equal plans compare equal
             plan = plan.with_setting(group, self.setting(group))
         return plan
 
@@ -132,6 +131,7 @@ def located(text: str) -> Path:
 
 def content_of_profile(path: Path) -> str:
     """Hash of what a file, or the table of a folder, holds. Raises ConfigError."""
+    # a folder is identified by its table of kernels alone: reports next to it may be rewritten
     return content_of(path / f"{TABLE}.parquet" if path.is_dir() else path, _PATH, most=MOST_STREAMED)
 
 

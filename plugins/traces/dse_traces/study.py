@@ -18,11 +18,13 @@ from studies.plain import Plain
 if TYPE_CHECKING:
     import pandas as pd
 
+# in the order in which an answer lists changes
 KNOBS = ("plan.order", "plan.mover", "plan.sms", "plan.fused", "plan.micro_batches", "plan.link", "plan.gpu")
 _OF_GROUPS = "plan.groups."
 _TIME, _HELD = "makespan_s", "comm_sm_s"
 _SHOWN = 14  # rows of the figure of gains
 _ALONE, _BEST = "one change", "several changes"
+# a tenth of what is worth advising, so that near misses are still drawn
 _WORTH = 1e-4  # share of the run that a row of the figure gains or loses
 
 
@@ -57,16 +59,20 @@ def gains(table: pd.DataFrame) -> pd.DataFrame:
 
     rows = list[dict[str, Any]]()
     for scenario, legal in table[table["status"] == "ok"].groupby("scenario", sort=False):
+        # the baseline is the run as recorded; without it no change can be counted
         recorded = legal[legal["baseline"] == legal["key"]]
         if recorded.empty:
             continue
         usual = {knob: recorded[knob].iloc[0] for knob in KNOBS if knob in legal}
+        # knobs of groups are null if they are not set, and 0 (SMs as recorded) is no change either
         usual |= {str(name): 0 for name in legal if str(name).startswith(_OF_GROUPS)}
         knobs = list(usual)
         changes = np.sum([_differs(legal[knob], value) for knob, value in usual.items()], axis=0)
+        # stable: of plans with equal times the first one stays the best
         points = legal.assign(changes=changes).sort_values(_TIME, kind="stable")
         rows.append(_row(str(scenario), points.iloc[0], usual))
         single = points[points["changes"] == 1]
+        # rows are in the order of their times, so the first of each single change is its best
         ways = single[knobs].apply(lambda row: "|".join(map(str, row)), axis=1)
         rows += [_row(str(scenario), point, usual) for _, point in single[~ways.duplicated()].iterrows()]
     return pd.DataFrame(rows)
@@ -74,6 +80,7 @@ def gains(table: pd.DataFrame) -> pd.DataFrame:
 
 def _differs(values: pd.Series[Any], recorded: Any) -> list[bool]:
     """Which values of a knob count and are not the recorded one."""
+    # null is no choice: a knob that does not apply is as recorded
     texts = values.astype(object).where(values.notna(), recorded).map(str)
     return [text != str(recorded) for text in texts]
 
@@ -92,9 +99,11 @@ def _row(scenario: str, point: Any, usual: Mapping[str, Any]) -> dict[str, Any]:
 def _gains_figure(rows: pd.DataFrame) -> FigureSheet:
     """Dots with intervals: the best plan and single changes of each scenario."""
     several = rows["scenario"].nunique() > 1
+    # the best plan stays, even when it gains next to nothing
     worth = rows[(rows["gain"].abs() > _WORTH * rows["before_s"]) | (rows["changes"] > 1)]
     shown = worth.drop_duplicates(["scenario", "change"]).sort_values("gain", ascending=False).head(_SHOWN)
     best = rows.sort_values("gain", ascending=False).iloc[0]
+    # a change that loses more than the best one gains would stretch the axis
     near = shown[shown["gain"] >= -best["gain"]]
     drawn = [
         {
@@ -109,6 +118,7 @@ def _gains_figure(rows: pd.DataFrame) -> FigureSheet:
 
 def _name(row: Any, *, several: bool) -> str:
     """Name of a plan in the figure; the title says what the best one is."""
+    # the change of the best plan is in the title, and too long for a label
     name = str(row["change"]) if row["changes"] <= 1 else "best plan"
     return f"{row['scenario']}: {name}" if several else name
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,16 @@ from hypothesis import strategies as st
 from benchmarks.traces import made_training
 from dse.cli import main
 from dse.errors import ConfigError
-from dse_traces.change.advice import Advice, advise, machine_of
-from dse_traces.change.settings import FIRST, LATER, Setting
-from dse_traces.change.what_if import Plan, WhatIfs, best_together, lower_bound, ordered, try_all
+from dse_traces.change.advice import Advice, advise
+from dse_traces.change.bound import lower_bound
+from dse_traces.change.dependencies import FIRST, LATER, ORDERS
+from dse_traces.change.plan_results import outcomes
+from dse_traces.change.settings import Setting
+from dse_traces.change.what_if import Plan, WhatIfs, best_together, computed_until, host_seconds, try_all
 from dse_traces.laws.contention import assumed_laws, learn_laws
-from dse_traces.laws.task_graph import EXPECTED, contended
-from dse_traces.profile.kernels import Profile, profile_of
+from dse_traces.laws.machine import machine_of
+from dse_traces.laws.task_graph import EXPECTED, contention_model
+from dse_traces.profile.kernels import GRAPH_NAME, Profile, profile_of
 from dse_traces.profile.ranks import match
 from tests.support import drawn
 
@@ -48,7 +52,7 @@ def serial(name: str = SUM, *, payload: float | None = None, count: int = 3) -> 
 
 
 def what_ifs(profile: Profile, system: str = "h100_8") -> WhatIfs:
-    return WhatIfs(contended(profile, learn_laws(profile, assumed_laws(system))))
+    return WhatIfs(contention_model(profile, learn_laws(profile, assumed_laws(system))))
 
 
 def gain(runs: WhatIfs, setting: Setting, group: int = 0) -> Any:
@@ -144,10 +148,8 @@ def test_buckets_that_kernels_wait_for_one_by_one_are_not_merged() -> None:
 
 
 def test_a_collective_of_high_priority_waits_for_one_wave_of_the_kernel_beside_it() -> None:
-    rows = [kernel(GEMM, "7", 0, 1000, ctas=4 * 132), kernel(SUM, "20", 0, 10, ctas=16)]
-    rows += [kernel(SUM, "20", 610, 1000, ctas=16), kernel("adam", "7", 1611, 50, ctas=400)]
-    runs = what_ifs(profile_of(rows, "made"))
-    (paused,) = ordered(runs.model, runs.model.structure, 0, FIRST).paused_s.values()
+    runs = what_ifs(behind_sms())
+    (paused,) = ORDERS[FIRST](runs.model, runs.model.structure, 0).paused_s.values()
     assert runs.model.unknown_s.max() == pytest.approx(600 * US, rel=0.02)
     assert paused == pytest.approx(250 * US)
     assert 150 < gain(runs, Setting(FIRST))[EXPECTED] < 350  # both run slower beside one another
@@ -209,6 +211,57 @@ def test_a_run_whose_collectives_are_hidden_has_nothing_to_gain() -> None:
     assert count > 0 and lower_bound(runs, tried) <= runs.recorded_s[EXPECTED]
 
 
+def behind_sms() -> Profile:
+    """A collective that waits beside a kernel of four waves, for which priority makes it wait for one."""
+    rows = [kernel(GEMM, "7", 0, 1000, ctas=4 * 132), kernel(SUM, "20", 0, 10, ctas=16)]
+    return profile_of([*rows, kernel(SUM, "20", 610, 1000, ctas=16), kernel("adam", "7", 1611, 50, ctas=400)], "made")
+
+
+def on_two_streams() -> Profile:
+    """GEMMs of two streams, of which the second needs the sum of the first: in parts they run at once."""
+    rows = [kernel(GEMM, "7", 0, 1000, ctas=13200), kernel(SUM, "20", 1001, 100, ctas=16)]
+    return profile_of([*rows, kernel(GEMM, "8", 1102, 1000, ctas=13200)], "made")
+
+
+def short_sums() -> Profile:
+    """Eight all-reduces one after another that take hardly more than a latency, and nothing else of note."""
+    rows = [kernel(GEMM, "7", 0, 10, ctas=132)]
+    rows += [kernel(SUM, "20", 11 + 16 * place, 15, ctas=16, payload_bytes=1e5) for place in range(8)]
+    return profile_of([*rows, kernel("adam", "7", 140, 5, ctas=400)], "made")
+
+
+@pytest.mark.parametrize("build", [serial, beside, small_buckets, behind_sms, on_two_streams, short_sums])
+def test_no_plan_in_software_is_below_the_bound(build: Callable[[], Profile]) -> None:
+    runs = what_ifs(build())
+    tried = try_all(runs)
+    plan, _ = best_together(runs, tried)
+    software = [setting.in_software for setting in tried.settings]
+    shortest = min(runs.seconds([plan])[0, EXPECTED], tried.seconds[software, EXPECTED].min())
+    assert 0 < lower_bound(runs, tried) <= shortest * (1 + 1e-9)
+
+
+def test_the_host_does_not_bound_a_run_of_large_copies_and_whole_graphs() -> None:
+    names = ("Memcpy HtoD (Pinned -> Device)", "Memset (Device)", f"{GRAPH_NAME} 7", GEMM, SUM)
+    rows = [kernel(name, "7", 1001 * place, 1000) for place, name in enumerate(names)]
+    runs = what_ifs(profile_of(rows, "made"))
+    assert host_seconds(runs) < 10 * US < 5e-3 < runs.recorded_s[EXPECTED]
+
+
+def test_kernels_that_compute_at_once_hide_a_collective_once() -> None:
+    rows = [kernel("adam", stream, 0, 100, ctas=4) for stream in ("7", "8")]
+    rows += [kernel(SUM, "20", 0, 200, ctas=1), kernel("adam", "7", 150, 20, ctas=4)]
+    runs = what_ifs(profile_of(rows, "made"))
+    assert runs.exposed_s.sum() == pytest.approx(80 * US, abs=2 * US)
+    assert runs.exposed_s.sum() == pytest.approx(outcomes(runs, [Plan()]).exposed_s[0])
+
+
+def test_time_in_which_something_is_computed_counts_once() -> None:
+    start, end = np.array([2.0, 0.0, 0.5, 5.0]), np.array([3.0, 1.0, 2.0, 7.0])
+    until = computed_until(np.array([-1.0, 0.25, 3.5, 6.0, 9.0]), start, end)
+    assert until == pytest.approx([0.0, 0.25, 3.0, 4.0, 5.0])
+    assert not computed_until(end, start[:0], end[:0]).any()
+
+
 def test_machines_are_taken_by_the_name_of_the_gpu() -> None:
     profile = serial()
     assert machine_of(Profile(profile.kernels, "made", "NVIDIA H100 80GB HBM3")) == "h100_8"
@@ -238,6 +291,7 @@ def late(late_us: float, *, own_us: float = 300, count: int = 6) -> list[Profile
     return profiles
 
 
+@pytest.mark.more
 @pytest.mark.slow
 @drawn(8)
 @given(st.integers(0, 2000))
@@ -246,7 +300,7 @@ def test_no_change_of_a_collective_gains_what_is_waiting(late_us: int) -> None:
     ranks = match(profiles)
     for rank in ranks.profiles:
         advised = advise(ranks.profiles[rank], "h100_8")
-        slowed = float(advised.what_ifs.slowed_s.max())
+        slowed = float(advised.what_ifs.contention_s.max())
         gains = advised.what_ifs.recorded_s - advised.tried.seconds
         assert gains.max() <= 6 * 30 * US + slowed + 1e-9
         assert advised.bound_s >= advised.recorded_s - 6 * 30 * US - slowed - 1e-9

@@ -66,6 +66,7 @@ def test_what_is_written_of_a_run_is_read_again_and_takes_as_long(
     assert finish(back) == pytest.approx(float(timeline.makespan[0]), rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_a_profile_becomes_a_trace_that_takes_as_long_and_hides_as_much(tmp_path: Path) -> None:
     (path,) = (DATA / "profiles").glob("mi300x_resnet.csv.gz")

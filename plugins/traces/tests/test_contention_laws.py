@@ -23,7 +23,7 @@ from dse_traces.laws.contention import (
     side_by_side,
 )
 from dse_traces.laws.rate_law import RateLaw, fit_rate_law
-from dse_traces.laws.task_graph import EXPECTED, Numbers, contended
+from dse_traces.laws.task_graph import EXPECTED, Scenarios, contention_model
 from dse_traces.profile.kernels import Profile, profile_of
 from dse_traces.readers.formats import read
 from validation import contention_laws
@@ -60,11 +60,11 @@ def _kernel(name: str, stream: str, start: float, duration: float, ctas: int) ->
 
 
 @pytest.mark.parametrize(
-    ("ctas", "taken", "expected"),
+    ("ctas", "held_sms", "expected"),
     [(100, 32, 1.0), (132, 32, 2.0), (264, 32, 1.5), (float("nan"), 66, 2.0), (10_000, 66, 152 / 76)],
 )
-def test_waves_are_those_of_the_sms_that_are_left(ctas: float, taken: float, expected: float) -> None:
-    assert lost_share("GEMM", ctas, 132, taken) == pytest.approx(expected)
+def test_waves_are_those_of_the_sms_that_are_left(ctas: float, held_sms: float, expected: float) -> None:
+    assert lost_share("GEMM", ctas, 132, held_sms) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("slowed", [1.0, 1.2, 1.7])
@@ -84,6 +84,31 @@ def test_what_lost_sms_explain_is_no_penalty(assumed: Laws) -> None:
     assert learn_laws(profile, assumed).penalties["GEMM"].factor.value == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("of_each", [(None,), (66,), (33, 33), (None, 33)])
+def test_sms_that_collectives_at_once_hold_add_up_and_unknown_ones_are_the_usual(
+    of_each: tuple[int | None, ...], assumed: Laws
+) -> None:
+    """GEMMs of many CTAs whose slow-down is just that of the SMs that collectives beside them hold."""
+    held = 132 / 8 if of_each == (None,) else 66.0
+    slowed, rows, start = 132 / (132 - held), list[dict[str, Any]](), 0.0
+    for iteration in range(16):
+        beside = iteration % 2 == 1
+        for _ in range(3):
+            seconds = 100 * (slowed if beside else 1.0)
+            rows.append(_kernel("flash_fwd_kernel", "7", start, seconds, 4096))
+            rows += [
+                _kernel(f"{SUM}{place}", str(20 + place), start, seconds, 1) | {"ctas": ctas}
+                for place, ctas in enumerate(of_each)
+                if beside
+            ]
+            start += seconds
+    seen = observed_slowdowns(profile_of(rows, "made"), assumed)
+    assert len(seen) >= 5
+    explained = seen[np.isclose(seen["slowdown"], slowed)]
+    assert len(explained) >= 5
+    np.testing.assert_allclose(explained["penalty"], 1.0)
+
+
 @pytest.mark.parametrize("slowed", [1.0, 1.3])
 @pytest.mark.parametrize("ctas", [132, 1000])
 def test_a_recorded_time_counts_before_any_law(slowed: float, ctas: int, assumed: Laws) -> None:
@@ -92,15 +117,15 @@ def test_a_recorded_time_counts_before_any_law(slowed: float, ctas: int, assumed
     rows += [_kernel(GEMM, "7", 150, 100 * slowed, ctas), _kernel(SUM, "20", 150, 100 * slowed, 32)]
     rows += [_kernel(SUM, "20", 400, 100 * slowed, 32)]
     profile = profile_of(rows, "made")
-    assert assumed.slowdown("GEMM", ctas, taken=32)[EXPECTED] >= 1.25
+    assert assumed.slowdown("GEMM", ctas, held_sms=32)[EXPECTED] >= 1.25
     np.testing.assert_allclose(recorded_alone(profile)[:3] / US, [100, 50, 100])
-    model = contended(profile, learn_laws(profile, assumed))
+    model = contention_model(profile, learn_laws(profile, assumed))
     gemm = model.kernel_class[2]
-    np.testing.assert_allclose(model.slowdowns(model.group_sms, np.ones(1))[:, gemm, 0], slowed)
+    np.testing.assert_allclose(model.kernel_slowdowns(model.group_sms, np.ones(1))[:, gemm, 0], slowed)
     np.testing.assert_allclose(model.alone_s[:, 2] / US, 100)
     np.testing.assert_allclose(model.alone_s[:, 3] / US, 100 * slowed)  # the collective took as long alone
-    more = model.slowdowns(model.group_sms * 2, np.ones(1))[EXPECTED, gemm, 0]
-    by_law = [assumed.slowdown("GEMM", np.nan, taken=sms)[EXPECTED] for sms in (64, 32)]
+    more = model.kernel_slowdowns(model.group_sms * 2, np.ones(1))[EXPECTED, gemm, 0]
+    by_law = [assumed.slowdown("GEMM", np.nan, held_sms=sms)[EXPECTED] for sms in (64, 32)]
     assert more == pytest.approx(slowed * by_law[0] / by_law[1])
 
 
@@ -120,10 +145,12 @@ def test_kernels_beside_another_that_computes_teach_nothing(assumed: Laws) -> No
 
 
 def test_a_collective_that_holds_more_sms_slows_gemms_more(assumed: Laws) -> None:
-    factors = [assumed.slowdown("GEMM", 1000, taken=taken) for taken in (8, 32, 64)]
+    factors = [assumed.slowdown("GEMM", 1000, held_sms=sms) for sms in (8, 32, 64)]
     assert all((less <= more).all() for less, more in itertools.pairwise(factors))
-    assert (assumed.slowdown("norm", 1000, taken=8, pull=2.0) >= assumed.slowdown("norm", 1000, taken=8)).all()
-    assert (assumed.slowdown("GEMM", 1000, taken=0) < factors[0])[1:].all()
+    assert (
+        assumed.slowdown("norm", 1000, held_sms=8, relative_rate=2.0) >= assumed.slowdown("norm", 1000, held_sms=8)
+    ).all()
+    assert (assumed.slowdown("GEMM", 1000, held_sms=0) < factors[0])[1:].all()
 
 
 def test_a_machine_without_constants_is_refused() -> None:
@@ -155,16 +182,16 @@ def test_the_law_of_rates_needs_as_many_rows_as_constants() -> None:
 
 def test_a_profile_run_with_its_laws_takes_as_long_as_it_did(assumed: Laws) -> None:
     profile = iterations(1.4)
-    model = contended(profile, learn_laws(profile, assumed))
-    ran = model.run(model.structure, model.numbers())
+    model = contention_model(profile, learn_laws(profile, assumed))
+    ran = model.run(model.structure, model.as_recorded())
     np.testing.assert_allclose(ran.start_s[0], profile.start_s, atol=3e-6)
     np.testing.assert_allclose(ran.end_s[0], profile.end_s, atol=3e-6)
 
 
 def test_the_shipped_profile_run_with_its_laws_takes_as_long_as_it_did() -> None:
     profile = read(SHIPPED)
-    model = contended(profile, learn_laws(profile, assumed_laws("mi300x_8")))
-    case = Numbers(**{**vars(model.numbers(3)), "case": np.arange(3)})
+    model = contention_model(profile, learn_laws(profile, assumed_laws("mi300x_8")))
+    case = Scenarios(**{**vars(model.as_recorded(3)), "case": np.arange(3)})
     spans = model.makespans(model.structure, case)
     np.testing.assert_allclose(spans, profile.span_s, rtol=0.02)
 
@@ -184,10 +211,10 @@ def launched(pause: float) -> Profile:
 def test_a_host_that_waited_for_a_kernel_goes_on_sooner_when_it_ends_sooner(
     pause: float, saved: float, assumed: Laws
 ) -> None:
-    model = contended(launched(pause), assumed)
+    model = contention_model(launched(pause), assumed)
     slower = np.array([[1.0], [1e-6]]) * np.ones(len(model.profile))
-    numbers = replace(model.numbers(2), gpu=np.array([0, 1]), paces=slower)
-    slow, fast = model.makespans(model.structure, numbers)
+    scenarios = replace(model.as_recorded(2), gpu=np.array([0, 1]), paces=slower)
+    slow, fast = model.makespans(model.structure, scenarios)
     assert slow == pytest.approx(model.profile.span_s, abs=4e-6)
     assert slow - fast == pytest.approx(saved * US, abs=8e-6)
 
@@ -195,9 +222,9 @@ def test_a_host_that_waited_for_a_kernel_goes_on_sooner_when_it_ends_sooner(
 def test_the_fluid_engine_agrees_with_a_longest_path_whose_durations_are_iterated(assumed: Laws) -> None:
     """Kernels of one stream beside collectives of another: durations by overlap, until they no longer change."""
     profile = iterations(1.3)
-    model = contended(profile, learn_laws(profile, assumed))
-    faster = model.numbers(2)
-    faster = Numbers(**{**vars(faster), "stretch": faster.stretch * np.array([[0.6], [0.3]])})
+    model = contention_model(profile, learn_laws(profile, assumed))
+    faster = model.as_recorded(2)
+    faster = Scenarios(**{**vars(faster), "stretch": faster.stretch * np.array([[0.6], [0.3]])})
     ended = model.run(model.structure, faster).end_s
     for row, stretch in enumerate((0.6, 0.3)):
         np.testing.assert_allclose(ended[row], _longest_path(model, stretch), rtol=1e-6)
@@ -206,7 +233,7 @@ def test_the_fluid_engine_agrees_with_a_longest_path_whose_durations_are_iterate
 def _longest_path(model: Any, stretch: float) -> Any:
     profile, alone = model.profile, model.alone_s[EXPECTED].copy()
     alone[profile.is_collective] *= stretch
-    factors = model.slowdowns(model.group_sms, np.ones(1))[EXPECTED]
+    factors = model.kernel_slowdowns(model.group_sms, np.ones(1))[EXPECTED]
     slowed_collective = model.laws.collectives.value
     seconds = alone.copy()
     for _ in range(60):

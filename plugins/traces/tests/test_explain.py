@@ -21,16 +21,20 @@ from dse.backend import Batch
 from dse.cli import main
 from dse.study.plan_again import plan_words
 from dse_traces import DATA
+from dse_traces.change.what_if import Plan
 from dse_traces.commands.explain import answer, explained, limits_of, summary
 from dse_traces.profile.critical_path import HOST, critical_path
 from dse_traces.profile.explanation import POINT, Explained, compare
-from dse_traces.profile.kernels import profile_of
+from dse_traces.profile.kernels import GRAPH_NAME, Profile, profile_of
 from dse_traces.profile.path_causes import (
     CAUSES,
+    COMMUNICATION,
+    COMPUTE,
     CONTENTION,
     DECOMPOSITION,
     DEPENDENCY,
     LAUNCH,
+    NEITHER,
     WAITING,
     WORK,
     Stretch,
@@ -40,6 +44,7 @@ from dse_traces.profile.waits import waits
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.taskgraph.timeline import Timeline
 from tests.graphs import graphs
+from tests.test_advice import what_ifs
 from tests.test_profiles import GEMM, SUM, US, kernel
 
 RUN = {**dict.fromkeys(("ficco_sweep", "conccl", "t3", "t3_mi300x", "fused_ops", "nic_placement", "goldyloc"), ()),
@@ -229,6 +234,31 @@ def test_waiting_on_the_critical_path_is_the_hosts_where_its_launch_came_last() 
     profile = profile_of([kernel(GEMM, "7", 0, 10, launch=-5), kernel(GEMM, "7", 12, 8, launch=0), late], "made")
     kinds = {part.kind: part.finish_s - part.start_s for part in critical_path(profile, waits(profile))}
     assert kinds[HOST] == pytest.approx(80 * US)
+
+
+def one_of_each() -> Profile:
+    """A kernel of each side, one after another."""
+    names = (GEMM, SUM, "Memcpy HtoD (Pinned -> Device)", "Memset (Device)", f"{GRAPH_NAME} 7", "Memcpy PtoP")
+    return profile_of([kernel(name, "7", 10 * place, 10) for place, name in enumerate(names)], "made")
+
+
+SIDES = [COMPUTE, COMMUNICATION, NEITHER, NEITHER, NEITHER, COMMUNICATION]
+
+
+def test_points_of_recorded_runs_have_the_sides_of_their_kernels() -> None:
+    runs = what_ifs(one_of_each())
+    path = path_stretches(runs.run(Plan()).timeline, 0)
+    assert [part.side for part in path if part.kind != "launch"] == SIDES
+
+
+def test_the_path_has_the_sides_that_profiles_have() -> None:
+    profile = one_of_each()
+    path = critical_path(profile, waits(profile))
+    assert [part.side for part in path] == SIDES
+    sides = [COMPUTE if computes else NEITHER for computes in profile.is_compute]
+    assert [part.side for part in path if part.side != COMMUNICATION] == [
+        side for side, moves in zip(sides, profile.is_collective, strict=True) if not moves
+    ]
 
 
 @pytest.mark.slow

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from dse.cli import main
 from dse.errors import ConfigError
 from dse_traces.change.advice import advise
-from dse_traces.profile.hidden_communication import communication_lines, copy_runs
+from dse_traces.commands.lines import communication_lines, unknown_lines, unused_patterns
+from dse_traces.profile.hidden_communication import copy_runs
 from dse_traces.profile.kernel_classes import CLASSES, kernel_class, read_patterns
 from dse_traces.profile.kernel_names import reduce_name
 from dse_traces.profile.kernels import Profile, classify, profile_of
 from dse_traces.profile.ranks import match
 from dse_traces.profile.replay import replay
-from dse_traces.profile.unnamed_kernels import nothing_to_move, unknown_kernels, unknown_lines, unused_patterns
+from dse_traces.profile.unnamed_kernels import nothing_to_move, unknown_kernels
 from dse_traces.readers.formats import read
 
 NAMES = yaml.safe_load((Path(__file__).parent / "data" / "kernel_names.yaml").read_text("utf-8"))
@@ -112,7 +113,8 @@ def test_unknown_kernels_of_a_second_stream_are_named_and_never_said_not_to_comm
     assert "66.7 %" in text and "acme::exchange" in text and "40.0 % of 200.00 µs" in text
     with pytest.raises(ConfigError, match=r"stream 20 is of unknown kind.*kernels=kernels\.yaml"):
         advise(profile, "h100_8")
-    assert "acme::exchange" in nothing_to_move("has none", profile)[0]
+    problem = nothing_to_move("has none", profile, path="workload.path", option="workload.kernels")
+    assert "acme::exchange" in problem.rule and "workload.kernels=kernels.yaml" in problem.way_out
 
 
 def test_a_profile_of_known_kernels_says_nothing_of_unknown_ones() -> None:

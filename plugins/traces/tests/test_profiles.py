@@ -62,7 +62,7 @@ def test_a_kernel_waits_for_the_kernel_of_another_stream_that_ended_last() -> No
     rows = [kernel(GEMM, "7", 0, 100, -5), kernel(SUM, "20", 102, 50, -4), kernel(GEMM, "7", 155, 10, -3)]
     waiting = waits(profile_of(rows, "made"))
     assert [CAUSES[cause] for cause in waiting.cause[1:]] == [OTHER_STREAM, OTHER_STREAM]
-    assert waiting.other.tolist() == [-1, 0, 1]
+    assert waiting.blocker.tolist() == [-1, 0, 1]
 
 
 def test_a_kernel_that_begins_while_another_computes_waited_for_its_sms() -> None:
@@ -122,6 +122,42 @@ def test_a_chrome_trace_is_read_with_launches_iterations_and_the_device(tmp_path
     np.testing.assert_allclose(profile.kernels["launch_s"], profile.start_s - 6 * US)
     assert set(profile.kernels["ctas"]) == {1024}
     assert not profile.dropped
+
+
+@pytest.mark.parametrize("processes", [(1, 2), (1, 2, 1), (1, 2, 1, 1)])
+def test_a_number_by_which_several_processes_launch_tells_no_time(tmp_path: Path, processes: tuple[int, ...]) -> None:
+    ran = [
+        {"ph": "X", "cat": "kernel", "name": GEMM, "pid": 0, "ts": 100.0 + number, "dur": 1}
+        | {"args": {"device": 0, "stream": 7, "correlation": number}}
+        for number in (5, 6)
+    ]
+    calls = [
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": process, "ts": 10.0 + at, "dur": 1}
+        | {"args": {"correlation": 5}}
+        for at, process in enumerate(processes)
+    ]
+    single = calls[0] | {"args": {"correlation": 6}}
+    profile = read(chrome(tmp_path, [*ran, *calls, single], "run.json"))
+    assert np.isnan(profile.kernels["launch_s"]).tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("names", "lengths"),
+    [
+        (("iteration 3", "train_step", "optimizer step"), [40, 40]),
+        (("ProfilerStep#3", "iteration 3", "ProfilerStep#4"), [40, 40]),  # a user's range in the profiler's
+        (("epoch", "forward"), []),
+    ],
+)
+def test_iterations_of_a_chrome_trace_are_ranges_that_are_called_so(
+    tmp_path: Path, names: tuple[str, ...], lengths: list[int]
+) -> None:
+    marks = [
+        {"ph": "X", "cat": "user_annotation", "name": name, "ts": 50 * place, "dur": 40}
+        for place, name in enumerate(names)
+    ]
+    profile = read(chrome(tmp_path, [*made_events(300), *marks]))
+    assert [(end - start) / US for start, end in profile.iterations] == pytest.approx(lengths)
 
 
 def test_the_same_kernels_come_from_a_trace_and_from_a_table(tmp_path: Path) -> None:

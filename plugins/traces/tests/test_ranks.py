@@ -79,6 +79,18 @@ def test_waiting_for_late_ranks_is_told_from_transfer(tmp_path: Path) -> None:
     assert ranks.slowest == 1
 
 
+def test_no_rank_waits_for_one_that_shares_no_collective(tmp_path: Path) -> None:
+    group = {**GROUP, "Process Group Name": "another"}
+    alone = [{**event, "args": {**event["args"], **group}} if event["name"] == SUM else event
+             for event in events([100, 280], [150, 300])]  # fmt: skip
+    late = events([130, 270, 480], [150, 300, 500])  # rank 1 waits for 10 us itself
+    first = rank_file(tmp_path, 0, events([100, 280, 430], [150, 300, 500]))
+    ranks = ranks_of([first, rank_file(tmp_path, 1, late), rank_file(tmp_path, 2, alone)])
+    assert ranks.by_rank()["count"].tolist() == [3, 3, 0]
+    assert ranks.slowest == 1
+    assert match(list(ranks.profiles.values())[1:]).slowest == 1  # which share none
+
+
 def test_one_rank_has_no_waiting(tmp_path: Path) -> None:
     assert read(two(tmp_path)[0]).kernels["waited_for_ranks_s"].isna().all()
 

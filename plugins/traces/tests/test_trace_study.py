@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from pydantic import ValidationError
 
 from benchmarks.traces import made_training
 from dse.backend import Batch
@@ -21,16 +22,18 @@ from dse.errors import ConfigError
 from dse.values import leaves, put
 from dse_calibration.measurements import MeasuredRows
 from dse_calibration.predictions import predicted_by
-from dse_traces import DATA
+from dse_traces import DATA, PHRASES
 from dse_traces.backend import ProfileBackend
 from dse_traces.change.advice import advise
+from dse_traces.change.dependencies import ORDERS
 from dse_traces.change.micro_batches import penalties
 from dse_traces.change.what_if import Plan, WhatIfs
 from dse_traces.commands.advise import what_ifs as rows_of
 from dse_traces.design import PlanKnobs, ProfileDesign
 from dse_traces.laws.contention import assumed_laws
+from dse_traces.laws.machine import machine_named
 from dse_traces.laws.own_residuals import with_residuals
-from dse_traces.laws.task_graph import EXPECTED, contended
+from dse_traces.laws.task_graph import EXPECTED, contention_model
 from dse_traces.profile.kernels import Profile, profile_of
 from dse_traces.profile.shapes import parse_shape, shape_text
 from dse_traces.readers.formats import files_of, read, read_ranks
@@ -96,6 +99,30 @@ def test_knobs_are_those_of_the_plan_of_groups_that_there_are_and_of_the_machine
     assert backend.condition("system.node.link_bytes_per_s", tree) == {}
     for path in ("plan.groups.c3.sms", "plan.speed", "system.gpu.pim", "system.name", "workload.content"):
         assert backend.condition(path, tree) is None
+
+
+@pytest.mark.parametrize(
+    ("plan", "problems"),
+    [
+        ({"groups": {"c2": {"sms": 132}}}, [("plan.groups.c2.sms", 132)]),
+        ({"sms": 132, "groups": {"c2": {"sms": 4}}}, [("plan.sms", 132)]),
+        ({"groups": {"c1": {"mover": "copy_engines"}}}, [("plan.groups.c1.mover", "copy_engines")]),
+        ({"mover": "copy_engines", "groups": {"c2": {"mover": "sms"}}}, [("plan.mover", "copy_engines")]),
+        ({"mover": "copy_engines"}, []),
+        ({"groups": {"c2": {"mover": "copy_engines"}}}, []),
+    ],
+)
+def test_problems_name_the_group_whose_plan_cannot_be(
+    tmp_path: Path, plan: Mapping[str, Any], problems: list[tuple[str, Any]]
+) -> None:
+    backend, base = design(tmp_path, summed_and_gathered(), **plan)
+    assert [(problem.path, problem.value) for problem in backend.problems(base)] == problems
+
+
+def summed_and_gathered() -> Profile:
+    """All-reduces (c1), which copy engines cannot add, and shorter gathers (c2), which they can carry."""
+    rows = [kernel(GEMM, "7", 0, 100, ctas=132), kernel(SUM, "20", 101, 400, ctas=16)]
+    return profile_of([*rows, kernel(GATHER, "20", 502, 100, ctas=16), kernel(GEMM, "7", 603, 100)], "made")
 
 
 def test_plans_that_cannot_be_are_infeasible_with_the_reason(tmp_path: Path) -> None:
@@ -198,6 +225,11 @@ def test_advice_has_both_and_writes_them() -> None:
     [
         ("mm 64x32 32x16 bf16", (64, 16, 32, 1)),
         ("addmm 16 64x32 32x16 bf16", (64, 16, 32, 1)),
+        ("addmm 64x16 64x32 32x16 bf16", (64, 16, 32, 1)),
+        ("addmm 32x32 32x32 32x32 bf16", (32, 32, 32, 1)),
+        ("addmm 64x32 64x32 32x32 bf16", (64, 32, 32, 1)),
+        ("addmm 16x64 16x32 32x64 bf16", (16, 64, 32, 1)),
+        ("addmm 1x16 64x32 32x16 bf16", (64, 16, 32, 1)),
         ("linear 2x64x32 16x32 16 bf16", (128, 16, 32, 1)),
         ("bmm 8x64x32 8x32x16 fp16", (64, 16, 32, 8)),
         ("baddbmm 8x64x16 8x64x32 8x32x16 bf16", (64, 16, 32, 8)),
@@ -241,14 +273,50 @@ def test_times_on_another_gpu_are_those_of_operators_where_shapes_are_recorded(t
     assert shapes == ["mm 8192x8192 8192x4096 bf16", "add 8192x4096 8192x4096 bf16", "", ""]
     pace = what_ifs(profile, "a100_8").pace("h100_8")
     assert pace.shares == pytest.approx({"operator costs": 2 / 3, "waves of CTAs": 1 / 3, "peak rates": 0})
-    gemm, added, by_waves, collective = pace.factors.tolist()
+    gemm, added, by_waves, collective = pace.factors[EXPECTED].tolist()
     assert 0.25 < gemm < 0.7 and 0.4 < added < 0.8 and collective == 1
     assert by_waves == pytest.approx(312 / 989.4 * (2 * 132) / (3 * 108))
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [
+        ("flash_fwd_kernel", None, "SMs"),
+        ("flash_fwd_splitkv_kernel", None, "HBM"),
+        ("paged_attention_v2_kernel", None, "HBM"),
+        (GEMM, None, "SMs"),
+        ("flash_fwd_kernel", "_flash_attention_forward 1x8192x32x128 1x8192x32x128 bf16", "SMs"),
+    ],
+)
+def test_what_bounds_a_kernel_without_costs_is_an_interval(name: str, shape: str | None, expected: str) -> None:
+    """H200 has the SMs of an H100, and 1.43 times its HBM."""
+    rows = [kernel(name, "7", 0, 100) | {"shape": shape}, kernel("rms_norm", "7", 101, 30), kernel(SUM, "20", 131, 9)]
+    runs = what_ifs(profile_of(rows, "made"))
+    rates = [float(machine_named(of).gpu.hbm_bytes_per_s or 0) for of in ("h100_8", "h200_8")]
+    by_hbm = rates[0] / rates[1]
+    heavy, norm, collective = runs.pace("h200_8").factors.T.tolist()
+    assert heavy == pytest.approx([by_hbm, by_hbm if expected == "HBM" else 1.0, 1.0], rel=0.01)
+    assert norm == pytest.approx([by_hbm] * 3) and collective == [1, 1, 1]
+    low, value, high = runs.seconds([Plan(gpu="h200_8")])[0] / US
+    assert low == pytest.approx(high - 100 * (1 - by_hbm), abs=0.5)
+    assert value == pytest.approx(low if expected == "HBM" else high, abs=0.5)
+
+
+def test_a_recorded_precision_has_its_own_peaks(tmp_path: Path) -> None:
+    name = "flash_fwd_kernel"
+    rows = [
+        kernel(name, "7", 101 * place, 100) | {"shape": f"attention 1x8192x32x128 1x8192x32x128 {precision}"}
+        for place, precision in enumerate(("fp16", "fp8", "fp32"))
+    ]
+    machines = [machine_named(of).gpu for of in ("h100_8", "mi300x_8")]
+    peaks = [[float(gpu.peak(precision) or 0) for gpu in machines] for precision in ("fp16", "fp8")]
+    factors = what_ifs(profile_of([*rows, kernel(SUM, "20", 400, 9)], "made")).pace("mi300x_8").factors[EXPECTED]
+    assert factors[:2] == pytest.approx([of[0] / of[1] for of in peaks])
+
+
 @pytest.mark.parametrize("tp", [4, 8])
 def test_a_prefill_made_of_its_times_takes_them_and_gains_by_halves(tp: int) -> None:
-    runs = WhatIfs(contended(made_prefill(0.36, 0.29, 8192, tp), assumed_laws("h100_8")))
+    runs = WhatIfs(contention_model(made_prefill(0.36, 0.29, 8192, tp), assumed_laws("h100_8")))
     low, middle, high = runs.seconds([Plan(micro_batches=2)])[0]
     assert runs.recorded_s[EXPECTED] == pytest.approx(0.36, rel=1e-3)
     assert low * 1.001 >= 0.29 and low < middle < high < 0.36
@@ -298,6 +366,15 @@ def test_the_recorded_and_shown_paths_of_the_study_are_paths_of_its_designs() ->
     paths_there = {*paths, *ProfileBackend.metrics, *ProfileBackend.relations}
     assert {*study.get("recorded", ()), *study["baseline"]} <= paths
     assert {*study["summary"], *study["objectives"]} <= paths_there
+
+
+def test_phrases_and_the_searched_orders_are_of_orders_that_there_are() -> None:
+    orders = {name.replace(" ", "_") for name in ORDERS}
+    searched = STUDY["space"]["plan"]["order"]
+    assert set(PHRASES["plan.order"]) <= orders
+    assert set(searched.removeprefix("choice(").removesuffix(")").split(",")) <= orders
+    with pytest.raises(ValidationError, match="in_16_parts"):
+        PlanKnobs(order="in_16_parts")
 
 
 @pytest.mark.slow

@@ -7,16 +7,17 @@ is advised. A gain is an interval: the run as recorded less the changed one, in 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dse.config.options import conf_dir
-from dse.errors import ConfigError, Problem
-from dse_traces.change import dependencies as changes
-from dse_traces.change.settings import LATER, MANY, RECORDED, Setting
+from dse.errors import ConfigError
+from dse_traces.change.bound import lower_bound
+from dse_traces.change.dependencies import LATER, RECORDED, consumers, members
+from dse_traces.change.settings import MANY, Setting
 from dse_traces.change.what_if import (
     WORTH,
     Plan,
@@ -24,12 +25,11 @@ from dse_traces.change.what_if import (
     WhatIfs,
     best_together,
     host_seconds,
-    lower_bound,
     sm_counts,
     try_all,
 )
 from dse_traces.laws.contention import Estimate, assumed_laws, learn_laws
-from dse_traces.laws.task_graph import EXPECTED, Ran, contended
+from dse_traces.laws.task_graph import EXPECTED, Ran, contention_model
 from dse_traces.profile.kernels import Profile
 from dse_traces.profile.unnamed_kernels import nothing_to_move
 
@@ -85,7 +85,7 @@ class Advice:
     bound_s: float
     kernels: tuple[OfKernels, ...]
     host_s: float
-    gpus: tuple[tuple[str, float], ...]
+    gpus: tuple[tuple[str, Estimate], ...]
     count: int
 
     @property
@@ -109,12 +109,14 @@ class Advice:
         most: dict[str, float] = {}
         for setting, gain in zip(self.tried.settings, gains.tolist(), strict=True):
             for kind in _kinds(setting):
+                # a kind is worth while if it is so for any group
                 most[kind] = max(most.get(kind, -np.inf), gain)
         yield from ((kind, gain) for kind, gain in most.items() if gain < WORTH * self.recorded_s)
 
 
 def _kinds(setting: Setting) -> list[str]:
     """The one kind of change that a setting is, if it is one in software alone."""
+    # settings of several changes at once show nothing of a single kind
     if not setting.in_software or setting.changes != 1:
         return []
     moved = "another number of SMs" if setting.sms is not None else f"by the {setting.mover}"
@@ -126,12 +128,14 @@ def advise(profile: Profile, system: str) -> Advice:
     or for a profile without collectives.
     """
     if not profile.is_collective.any():
-        rule, source, way = nothing_to_move("has no collective to advise on", profile)
+        problem = nothing_to_move("has no collective to advise on", profile)
         if profile.is_graph.any():
-            way = "record the kernels of CUDA graphs: nsys profile --cuda-graph-trace=node"
-        raise ConfigError([Problem("profile", rule, source, way)])
+            problem = replace(
+                problem, way_out="record the kernels of CUDA graphs: nsys profile --cuda-graph-trace=node"
+            )
+        raise ConfigError([problem])
     # what the profile tells of its own kernels counts before constants of the machine
-    what_ifs = WhatIfs(contended(profile, learn_laws(profile, assumed_laws(system))))
+    what_ifs = WhatIfs(contention_model(profile, learn_laws(profile, assumed_laws(system))))
     tried = try_all(what_ifs)
     plan, count = best_together(what_ifs, tried)
     others = _other_gpus(what_ifs, system)
@@ -143,20 +147,6 @@ def advise(profile: Profile, system: str) -> Advice:
     return Advice(what_ifs, tried, groups, plan, together, bound_s, kernels, host_s, others, total)
 
 
-def machine_of(profile: Profile, system: str = "") -> str:
-    """The machine of a profile: as named, else a shipped one whose name its GPU has. Raises ConfigError without one."""
-    if system:
-        return system
-    device = "".join(filter(str.isalnum, profile.device.lower()))
-    stems = [path.stem for path in (conf_dir() / "system").glob("*_8.yaml")]
-    named = [stem for stem in stems if stem.removesuffix("_8").replace("_", "") in device]
-    if not named:
-        rule = f"is needed: the profile names {profile.device or 'no GPU'}"
-        raise ConfigError([Problem("system", rule, "", "add system=h100_8 or system=mi300x_8, or another machine")])
-    # the longest name: `mi300x` is meant where `mi300` matches as well
-    return max(named, key=len)
-
-
 def _group_advice(what_ifs: WhatIfs, tried: Tried, group: int) -> GroupAdvice:
     rows = [at for at, of in enumerate(tried.groups) if of == group]
     software = [at for at in rows if tried.settings[at].in_software]
@@ -166,6 +156,7 @@ def _group_advice(what_ifs: WhatIfs, tried: Tried, group: int) -> GroupAdvice:
 
     def gain(setting: Setting) -> Estimate:
         at = next((row for row in rows if tried.settings[row] == setting), None)
+        # a setting that changes nothing for this group was not tried
         return Estimate(0.0, 0.0, 0.0) if at is None else _sorted(what_ifs.recorded_s - tried.seconds[at])
 
     exposed = float(what_ifs.exposed_s[places].sum())
@@ -204,6 +195,7 @@ def _of_kernels(what_ifs: WhatIfs) -> tuple[OfKernels, ...]:
     if what_ifs.halves.divided:
         plans[HALVED] = Plan(micro_batches=2)
         counts = sm_counts(what_ifs.model.laws.sms, _COUNTS)
+        # halves need fewer SMs for collectives, as these have twice the time: one count for all of them is searched
         on_sms = [_on_sms(what_ifs, count) for count in counts]
         best = int(np.argmin(what_ifs.seconds(on_sms)[:, EXPECTED]))
         plans[f"{HALVED}, {counts[best]:g} SMs for each collective"] = on_sms[best]
@@ -231,30 +223,31 @@ def _sorted(values: Floats) -> Estimate:
 def _cause(what_ifs: WhatIfs, group: int, exposed: float) -> str:
     """Why collectives of a group are exposed, as far as the profile tells."""
     model, terms = what_ifs.model, what_ifs.effects.terms[group]
-    members = changes.members(model, group)
+    collectives = members(model, group)
     if exposed < WORTH * what_ifs.recorded_s[EXPECTED]:
         return "hidden, or short"
-    total_s = terms.mean_s * len(members)
+    total_s = terms.mean_s * len(collectives)
     if terms.waited_s is not None and terms.waited_s > _MOSTLY * total_s:
         return f"waits for late ranks for {100 * terms.waited_s / total_s:.0f} % of its time"
     # what is left when no rank is waited for
-    moves_s = terms.mean_s - (terms.waited_s or 0.0) / len(members)
+    moves_s = terms.mean_s - (terms.waited_s or 0.0) / len(collectives)
     if terms.machine_s and moves_s > MANY * terms.machine_s:
         times, late = moves_s / terms.machine_s, "late ranks, or " if terms.waited_s is None else ""
         return f"{times:,.0f} x as long as links of {model.laws.machine} need: {late}a slower link"
-    launches = [member for member in members if np.isfinite(model.waits.launch_s[member])]
+    launches = [member for member in collectives if np.isfinite(model.waits.launch_s[member])]
     # twice the usual delay: the launch itself, and what scatters
     ready = [model.waits.launch_s[member] + 2 * model.waits.launch_delay_s for member in launches]
     start = model.profile.start_s[launches]
+    # most of them begin as soon as their launch allows, so the stream was idle by then
     if launches and float((start <= np.array(ready)).mean()) > _OFTEN:
         return "launched late: the host is behind"
-    waited = sum(any(True for _ in changes.consumers(model.structure, member)) for member in members)
-    if waited > _OFTEN * len(members):
+    waited = sum(any(True for _ in consumers(model.structure, member)) for member in collectives)
+    if waited > _OFTEN * len(collectives):
         return "what follows waits for them"
     return "little is computed meanwhile"
 
 
-def _other_gpus(what_ifs: WhatIfs, system: str) -> tuple[tuple[str, float], ...]:
+def _other_gpus(what_ifs: WhatIfs, system: str) -> tuple[tuple[str, Estimate], ...]:
     """Other shipped machines of eight GPUs and the run on them, collectives as recorded; the shortest runs first."""
     names = [path.stem for path in sorted((conf_dir() / "system").glob("*_8.yaml")) if path.stem != system]
     plans: list[Plan] = []
@@ -265,5 +258,5 @@ def _other_gpus(what_ifs: WhatIfs, system: str) -> tuple[tuple[str, float], ...]
         except ConfigError:
             continue
         plans.append(Plan(gpu=name))
-    seconds = what_ifs.seconds(plans)[:, EXPECTED].tolist()
-    return tuple(sorted(zip((plan.gpu for plan in plans), seconds, strict=True), key=lambda pair: pair[1]))
+    runs = [Estimate(min(of), of[EXPECTED], max(of)) for of in what_ifs.seconds(plans).tolist()]
+    return tuple(sorted(zip((plan.gpu for plan in plans), runs, strict=True), key=lambda pair: pair[1].value))

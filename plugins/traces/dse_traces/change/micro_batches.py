@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 
 from dse_traces.laws.assumed_changes import assumed_changes
 from dse_traces.laws.contention import ON_SMS
-from dse_traces.laws.task_graph import EXPECTED, Contended, Host, Need, Structure
+from dse_traces.laws.task_graph import EXPECTED, ContentionModel, Host, Need, Structure
+from simulators.costs.gemm.waves import count_waves
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
@@ -40,10 +41,10 @@ _BOTH = (0, 1)
 
 
 @dataclass(frozen=True)
-class Halved(Contended):
+class Halved(ContentionModel):
     """A profile in two halves. recorded: as it was. half [N]: of each kernel, 0 or 1; those that run once have 1."""
 
-    recorded: Contended
+    recorded: ContentionModel
     half: Ints
     built: Structure
 
@@ -60,6 +61,7 @@ class Halved(Contended):
     @cached_property
     def unknown_s(self) -> Floats:
         """How long each kernel waits for an unknown reason [N]: the first half does."""
+        # a kernel without a first half runs once, and keeps its wait
         once = ~np.isin(self.origin, self.origin[self.half == 0])
         return np.where((self.half == 0) | once, self.recorded.unknown_s[self.origin], 0.0)
 
@@ -67,6 +69,7 @@ class Halved(Contended):
     def host(self) -> Host:
         """Launches as recorded: it waited for the second half of the kernel that it waited for."""
         host, last = self.recorded.host, np.zeros(len(self.recorded.profile), np.intp)
+        # the second half stands for the kernel, as it ends last
         last[self.origin[self.half == 1]] = np.flatnonzero(self.half == 1)
         waited = np.where(host.waited >= 0, last[host.waited], -1)
         return Host(last[host.kernels], host.ready_s, waited, host.place[self.origin])
@@ -77,10 +80,11 @@ class Halved(Contended):
         return int(((self.half == 0) & (self.group >= 0)).sum())
 
 
-def halved(model: Contended) -> Halved:
+def halved(model: ContentionModel) -> Halved:
     """A profile with its batch in two halves."""
     once = _once(model)
     segment = _segments(model, once)
+    # what runs once is kept as half 1 alone
     pairs = [(kernel, half) for kernel in range(len(segment)) for half in _BOTH if half or not once[kernel]]
     # segment by segment, in each the first half before the second
     pairs.sort(key=lambda pair: (segment[pair[0]], pair[1], pair[0]))
@@ -102,33 +106,37 @@ def halved(model: Contended) -> Halved:
     )
 
 
-def penalties(model: Contended) -> Floats:
+def penalties(model: ContentionModel) -> Floats:
     """Factor on the time of each kernel that runs in two halves, in each case of the laws [3, N]."""
     profile, sms, seconds = model.profile, model.laws.sms, np.maximum(model.alone_s[EXPECTED], 1e-9)
     assumed = assumed_changes()
+    # at most twice as long: shorter kernels are taken to be nothing but their start
     fixed = 1 + np.minimum(assumed.cases("fixed_s")[:, None] / seconds, 1.0)
     of_groups = np.append(model.latency_s, 0.0)[model.group]  # what is no collective has the group -1
     latency = 1 + np.minimum(of_groups * assumed.cases("latency")[:, None] / seconds, 1.0)
     ctas = profile.kernels["ctas"].to_numpy(float, na_value=np.nan)
     with np.errstate(invalid="ignore"):
         # two launches of half of the CTAs may end in one partly filled wave more
-        waves = 2 * np.ceil(np.ceil(ctas / 2) / sms) / np.ceil(ctas / sms)
+        waves = 2 * count_waves(np.ceil(ctas / 2), sms, 0) / count_waves(ctas, sms, 0)
+    # mild: halves fill waves as well as the whole does; severe: each half ends in a wave of its own
     by_waves = np.array([np.ones_like(waves), (1 + waves) / 2, waves])
     on_sms = np.where(np.isfinite(waves), by_waves, assumed.cases("halves_unknown")[:, None])
     heavy = profile.kernels["kind"].isin(ON_SMS).to_numpy(bool)
+    # two launches cost at least the start of a kernel, whatever waves gain
     computed = np.where(heavy, np.maximum(on_sms, fixed), fixed)
     return np.asarray(np.where(profile.is_collective, latency, computed))
 
 
-def _predecessors(model: Contended, kernel: int) -> Iterator[tuple[int, float, float]]:
+def _predecessors(model: ContentionModel, kernel: int) -> Iterator[tuple[int, float, float]]:
     """Yield what a kernel waits for, on its stream as well: (other kernel, at, reached)."""
     before = model.structure.previous[kernel]
     if before >= 0:
         yield before, 0.0, 1.0
+    # order on the stream counts as a need: a segment must not begin before what it follows
     yield from ((need.other, need.at, need.reached) for need in model.structure.needs.get(kernel, ()))
 
 
-def _once(model: Contended) -> Marks:
+def _once(model: ContentionModel) -> Marks:
     """Kernels whose work is no more with a larger batch [N]: optimizers, and collectives for these."""
     moves = model.profile.is_collective
     once = (model.profile.kernels["kind"] == _ONCE).to_numpy(bool)
@@ -143,20 +151,22 @@ def _once(model: Contended) -> Marks:
     return once
 
 
-def _segments(model: Contended, once: Marks) -> list[int]:
+def _segments(model: ContentionModel, once: Marks) -> list[int]:
     """Segment of each kernel [N]: how many collectives, or kernels that run once, come before it one after another."""
     moves, segments = model.profile.is_collective, list[int]()
     for kernel in range(len(once)):
         least = 0
         for other, _, _ in _predecessors(model, kernel):
+            # a segment ends where computation takes over from a collective, and after what runs once
             ends = (moves[other] != moves[kernel] and moves[other]) or (once[other] and not moves[other])
+            # collectives that follow each other on a stream stay in one segment
             if not (moves[other] and moves[kernel]):
                 least = max(least, segments[other] + int(ends))
         segments.append(least)
     return segments
 
 
-def _structure(model: Contended, origin: Ints, half: Ints) -> Structure:
+def _structure(model: ContentionModel, origin: Ints, half: Ints) -> Structure:
     """What waits for what in halves: streams in the new order, and of each half what it waited for."""
     moves, streams = model.profile.is_collective, model.profile.streams
     places = {pair: place for place, pair in enumerate(zip(origin.tolist(), half.tolist(), strict=True))}
@@ -168,9 +178,11 @@ def _structure(model: Contended, origin: Ints, half: Ints) -> Structure:
         lane = int(streams[kernel]), bool(moves[kernel])
         previous.append(last.get(lane, -1))
         last[lane] = place
+        # a dict keeps the order and drops duplicates: stream and needs may name the same kernel
         wanted = dict.fromkeys(
             Need(at, places[other, which], reached)
             for other, at, reached in _predecessors(model, kernel)
+            # needs within a lane follow from its order
             if moves[other] != moves[kernel] or streams[other] != streams[kernel]
             for which in _halves_of(other, kernel, part, twice)
         )

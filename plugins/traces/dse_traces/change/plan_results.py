@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse_traces.change.what_if import Plan, WhatIfs
-from dse_traces.laws.task_graph import Contended, Ran
+from dse_traces.laws.task_graph import ContentionModel, Ran
 from simulators.taskgraph.timeline import busy, row_sum
 
 Floats = NDArray[np.float64]
@@ -42,16 +42,16 @@ def outcomes(what_ifs: WhatIfs, plans: Sequence[Plan]) -> Outcomes:
         most = max(1, _MOST_CELLS // len(model.profile))
         for begin in range(0, len(places), most):
             part = places[begin : begin + most]
-            numbers = what_ifs.expected_numbers([plans[place] for place in part])
-            shares[:, part] = _shares(model, model.run(structure, numbers), numbers.taken)
+            scenarios = what_ifs.expected_scenarios([plans[place] for place in part])
+            shares[:, part] = _shares(model, model.run(structure, scenarios), scenarios.held_sms)
     return Outcomes(seconds, *shares)
 
 
-def _shares(model: Contended, ran: Ran, taken: Floats) -> Floats:
-    """Time of collectives, exposed, and SMs held times time, of B runs [3, B]. taken: SMs by group [B, G]."""
+def _shares(model: ContentionModel, ran: Ran, held_sms: Floats) -> Floats:
+    """Time of collectives, exposed, and SMs held times time, of B runs [3, B]. held_sms: by group [B, G]."""
     moves, computes = model.profile.is_collective, model.profile.is_compute
     collective, compute, either = (
         busy(ran.start_s[:, marks], ran.end_s[:, marks]) for marks in (moves, computes, moves | computes)
     )
-    times = (ran.end_s - ran.start_s)[:, moves] * taken[:, model.group[moves]]
+    times = (ran.end_s - ran.start_s)[:, moves] * held_sms[:, model.group[moves]]
     return np.array([collective, np.maximum(either - compute, 0.0), row_sum(times)])

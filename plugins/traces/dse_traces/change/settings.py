@@ -9,7 +9,7 @@
 
 A group that copy engines move already (copies between GPUs) holds no SM, so only its order and its link can change.
 
-No change of a collective gains more than what of its time is no waiting (`Terms.most_s`), and what it costs others.
+No change of a collective gains more than what of its time is no waiting (`Terms.gainable_s`), and what it costs others.
 
 r: time of a byte on s SMs, T_s: of the payload so; T: recorded, alone; T_m: time on the machine; t: of the fastest. A
 payload that is not known leaves u in [0, 1/2, 1] and T_m = 0. All ranks are taken to change alike.
@@ -17,8 +17,6 @@ payload that is not known leaves u in [0, 1/2, 1] and T_m = 0. All ranks are tak
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -26,10 +24,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dse_traces.change.dependencies import LATER, RECORDED
 from dse_traces.laws.assumed_changes import assumed_changes
 from dse_traces.laws.machine import ProfiledMachine
-from dse_traces.laws.task_graph import EXPECTED, Contended
+from dse_traces.laws.task_graph import EXPECTED, ContentionModel
 from dse_traces.profile.kernels import Marks
+from dse_traces.profile.payloads import pattern_of
 from simulators.costs.algorithms import Pattern
 from simulators.costs.collective import collective_cost, machine_ring
 from simulators.hardware.network import Node
@@ -37,40 +37,22 @@ from simulators.hardware.network import Node
 Floats = NDArray[np.float64]
 Mover = Literal["SMs", "copy engines", "switch"]
 
-RECORDED = "as recorded"
-ORDERS = (
-    RECORDED,
-    "earlier",
-    "high priority",
-    "in 2 parts",
-    "in 4 parts",
-    "in 8 parts",
-    "2 merged",
-    "4 merged",
-    "waited for later",
-)
-"""What can be done with when collectives of a group run."""
-FIRST, LATER = "high priority", "waited for later"
 LINKS = (1.0, 1.5, 2.0, 4.0)
 """Factors on the rate of links."""
-_PATTERNS: Mapping[str, Pattern] = {
-    r"all_?reduce|multimem": "all_reduce",
-    r"reduce_?scatter": "reduce_scatter",
-    r"all_?gather": "all_gather",
-    r"all_?to_?all": "all_to_all",
-    r"broadcast": "broadcast",
-    r"send_?recv|p2p|ptop|peer": "send_recv",
-}
+_SWITCH_SMS = 8.0  # SMs that feed a switch whose rate of one CTA is not known (assumed: a few reach NVLink SHARP's)
 _ADDS = ("all_reduce", "reduce_scatter")
 _USUAL_BYTES = 64e6  # of a collective whose payload is not known, for ratios
-_SHORTEST = 1e-3  # of its time that is left of a collective
+# a factor of 0 would make an empty task
+_LEAST_FACTOR = 1e-3  # on the time of a collective
 MANY = 2.0
 """Times as long as links need, from which on a collective waits for late ranks, or a link is slower."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How the collectives of a group run. order: of `ORDERS`. sms: None: as recorded. link: factor on its rate."""
+    """How the collectives of a group run. order: of `dse_traces.change.dependencies.ORDERS`. sms: None: as recorded.
+    link: factor on its rate.
+    """
 
     order: str = RECORDED
     sms: float | None = None
@@ -80,6 +62,7 @@ class Setting:
     @property
     def changes(self) -> int:
         """How many things are not as recorded, the link aside."""
+        # the link is hardware, and not a change that a user must make
         return (self.order != RECORDED) + (self.sms is not None) + (self.mover != "SMs")
 
     @property
@@ -107,7 +90,7 @@ class Switched:
 class Terms:
     """What is known of a group of collectives. pattern: None if its name says none. moves, bound [3]: shares of its
     time that move data, and that SMs explain. machine_s: time on the links of the machine; 0: not known. engines: time
-    of a byte by copy engines over that by its SMs; None where they cannot carry it. most_s [3]: what changes of its
+    of a byte by copy engines over that by its SMs; None where they cannot carry it. gainable_s [3]: what changes of its
     collectives can gain at most; waited_s: how long these wait for late ranks, None where other ranks were not read.
     """
 
@@ -119,15 +102,56 @@ class Terms:
     bound: Floats
     engines: float | None
     switch: Switched | None
-    most_s: Floats
+    gainable_s: Floats
     waited_s: float | None
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """Collectives of a group as recorded. gpus: that take part in one. alone_s [M]: of each. seconds: of all.
+    payload_bytes, machine_s: 0 if not known.
+    """
+
+    pattern: Pattern | None
+    gpus: int
+    payload_bytes: float
+    alone_s: Floats
+    seconds: float
+    machine_s: float
+    waited_s: float | None
+
+    @property
+    def moving_shares(self) -> Floats:
+        """Share of the time that moves data, in each case of the laws [3]."""
+        mean_s = self.alone_s.mean()
+        # the machine cannot be slower than what was recorded: its constants then are too low
+        least = min(1.0, self.machine_s / mean_s)
+        # the quickest of many hardly waited for anybody; of one or two nobody knows, so the middle
+        comparable = self.payload_bytes and len(self.alone_s) > 2
+        fastest = self.alone_s.min() / mean_s if comparable else (1 + least) / 2
+        expected = max(least, fastest)
+        # far longer than its links need: it is taken to wait, and to move for as long as they need
+        if self.waited_s is None and self.machine_s and self.alone_s.min() > MANY * self.machine_s:
+            expected = least
+        return np.array([least, expected, 1.0])
+
+    @property
+    def gainable_shares(self) -> Floats:
+        """Share of the time that changes can gain at most [3]; infinite where nothing bounds it."""
+        # no change of a collective shortens the wait for late ranks
+        if self.waited_s is not None:
+            return np.full(3, max(0.0, 1 - self.waited_s / self.seconds))
+        # without other ranks, a time far above the links' is bounded by what links need
+        if self.machine_s and self.alone_s.mean() > MANY * self.machine_s:
+            return self.moving_shares
+        return np.full(3, np.inf)
 
 
 @dataclass(frozen=True)
 class Effects:
     """Effects of settings on the groups of a profile."""
 
-    model: Contended
+    model: ContentionModel
 
     @cached_property
     def machine(self) -> ProfiledMachine:
@@ -150,14 +174,17 @@ class Effects:
         terms, sms = self.terms[group], float(self.model.group_sms[group])
         factor = 1 - terms.moves + terms.moves / setting.link
         if setting.mover == "copy engines" and terms.engines is not None:
-            return np.maximum(factor + terms.moves * (terms.engines - 1) / setting.link, _SHORTEST), 0.0
+            # the terms add up: the link's gain, and the engine's rate over the SMs' on what is left
+            return np.maximum(factor + terms.moves * (terms.engines - 1) / setting.link, _LEAST_FACTOR), 0.0
         if setting.mover == "switch" and terms.switch is not None:
             factor = factor + terms.moves * (terms.switch.ratio - 1) / setting.link
-            return np.maximum(factor, _SHORTEST), terms.switch.sms
+            return np.maximum(factor, _LEAST_FACTOR), terms.switch.sms
+        # copy engines hold no SM as recorded, so another number of SMs means nothing
         if setting.sms is None or not sms:
             return factor, sms
+        # r(s') / r(s): the law of the machine gives the ratio, the profile the time
         of_byte = self.model.laws.rate.seconds_per_byte([sms, setting.sms])
-        return np.maximum(factor + terms.bound * (of_byte[1] / of_byte[0] - 1), _SHORTEST), setting.sms
+        return np.maximum(factor + terms.bound * (of_byte[1] / of_byte[0] - 1), _LEAST_FACTOR), setting.sms
 
     def movers(self, group: int) -> list[Mover]:
         """Engines that could move the data of a group."""
@@ -167,65 +194,85 @@ class Effects:
         return ["SMs", *engines, *switches]
 
     def _terms(self, group: int, name: str) -> Terms:
-        pattern = next((of for text, of in _PATTERNS.items() if re.search(text, name, re.IGNORECASE)), None)
-        places = self.model.group == group
-        sizes = self.model.profile.kernels["payload_bytes"].to_numpy(float)[places]
-        payload = float(np.median(sizes[np.isfinite(sizes)])) if np.isfinite(sizes).any() else 0.0
-        times = self.model.alone_s[EXPECTED, places]
-        machine_s = self._seconds(pattern, payload) if pattern and payload else 0.0
-        least = min(1.0, machine_s / times.mean())
-        # the quickest of many hardly waited for anybody; of one or two nobody knows, so the middle
-        fastest = times.min() / times.mean() if payload and len(times) > 2 else (1 + least) / 2
-        waited_s = self._waited_s(places)
-        moves = np.array([least, max(least, fastest), 1.0])
-        most = np.full(3, np.inf)
-        if waited_s is not None:
-            # no change of a collective shortens the wait for late ranks
-            most = np.full(3, max(0.0, 1 - waited_s / self.model.profile.seconds[places].sum()))
-        # far longer than its links need: it is taken to wait, and to move for as long as they need
-        elif machine_s and times.min() > MANY * machine_s:
-            moves[1] = least
-        if machine_s and times.mean() > MANY * machine_s and waited_s is None:
-            most = moves
-        sms = float(self.model.group_sms[group])
-        of_byte = float(self.model.laws.rate.seconds_per_byte(sms)) if sms else 0.0
-        bound = np.minimum(assumed_changes().cases("share_spread") * payload * of_byte / times.mean(), 1.0)
+        """What the profile and the machine tell of a group. name: of the group, which tells its pattern."""
+        recorded, byte_s = self._recorded(group, name), self._byte_s(group)
+        gainable = recorded.gainable_shares
         return Terms(
-            pattern,
-            payload,
-            float(times.mean()),
-            machine_s,
-            np.minimum(moves, most),
-            np.minimum(bound if payload or not sms else np.array([0.0, 0.5, 1.0]), most),
-            self._engines(pattern, of_byte) if sms else None,
-            self._switch(pattern, payload or _USUAL_BYTES) if sms else None,
-            most * float(times.sum()),
-            waited_s,
+            pattern=recorded.pattern,
+            payload_bytes=recorded.payload_bytes,
+            mean_s=float(recorded.alone_s.mean()),
+            machine_s=recorded.machine_s,
+            moves=np.minimum(recorded.moving_shares, gainable),
+            bound=np.minimum(_sms_shares(recorded, byte_s), gainable),
+            # copies between GPUs are on engines already
+            engines=self._engines(recorded, byte_s) if byte_s else None,
+            switch=self._switch(recorded) if byte_s else None,
+            gainable_s=gainable * float(recorded.alone_s.sum()),
+            waited_s=recorded.waited_s,
         )
+
+    def _recorded(self, group: int, name: str) -> _Recorded:
+        """The collectives of a group as recorded."""
+        places, profile = self.model.group == group, self.model.profile
+        payload, gpus = self._median("payload_bytes", places) or 0.0, self._gpus(places)
+        # a group of one GPU sends nothing: neither links nor engines matter
+        pattern = pattern_of(name) if gpus > 1 else None
+        return _Recorded(
+            pattern=pattern,
+            gpus=gpus,
+            payload_bytes=payload,
+            alone_s=self.model.alone_s[EXPECTED, places],
+            seconds=profile.seconds[places].sum(),
+            machine_s=self._seconds(pattern, payload, gpus) if pattern and payload else 0.0,
+            waited_s=self._waited_s(places),
+        )
+
+    def _byte_s(self, group: int) -> float:
+        """Time of a byte on the SMs that a collective of a group holds; 0 where copy engines move it."""
+        sms = float(self.model.group_sms[group])
+        return float(self.model.laws.rate.seconds_per_byte(sms)) if sms else 0.0
 
     def _waited_s(self, places: Marks) -> float | None:
         """How long collectives wait for late ranks; None where none of them was matched with those of other ranks."""
         waited = self.model.profile.kernels["waited_for_ranks_s"].to_numpy(float)[places]
         return float(np.nansum(waited)) if np.isfinite(waited).any() else None
 
-    def _seconds(self, pattern: Pattern, payload: float) -> float:
-        ring = machine_ring(self.machine, self.node.num_gpus)
-        return float(collective_cost(pattern, "ring", payload, ring).seconds)
+    def _median(self, name: str, places: Marks) -> float | None:
+        """The median of what is known of some kernels in a column; None where it is known of none."""
+        values = self.model.profile.kernels[name].to_numpy(float, na_value=np.nan)[places]
+        return float(np.median(values[np.isfinite(values)])) if np.isfinite(values).any() else None
 
-    def _engines(self, pattern: Pattern | None, of_byte: float) -> float | None:
+    def _gpus(self, places: Marks) -> int:
+        """GPUs that take part in a collective, of those of a node."""
+        # where no group is recorded, all of a node; a larger group leaves it, and takes at least as long as inside
+        return min(round(self._median("group_size", places) or self.node.num_gpus), self.node.num_gpus)
+
+    def _seconds(self, pattern: Pattern, payload: float, gpus: int) -> float:
+        return float(collective_cost(pattern, "ring", payload, machine_ring(self.machine, gpus)).seconds)
+
+    def _engines(self, recorded: _Recorded, byte_s: float) -> float | None:
         dma = self.machine.gpu.dma
-        if dma is None or pattern is None or pattern in _ADDS:
+        if dma is None or recorded.pattern is None or recorded.pattern in _ADDS:
             return None
-        return 1 / (dma.bytes_per_s * min(dma.num_engines, self.node.num_gpus - 1)) / of_byte
+        # an engine drives one peer at a time, so more engines than peers do not help
+        return 1 / (dma.bytes_per_s * min(dma.num_engines, recorded.gpus - 1)) / byte_s
 
-    def _switch(self, pattern: Pattern | None, payload: float) -> Switched | None:
-        switch = self.node.switch()
+    def _switch(self, recorded: _Recorded) -> Switched | None:
+        switch, pattern, payload = self.node.switch(), recorded.pattern, recorded.payload_bytes or _USUAL_BYTES
         rates = {} if switch is None else {str(of): rate for of, rate in switch.collectives.items()}
         rate = rates.get(str(pattern))
         if rate is None or pattern is None:
             return None
-        group = replace(machine_ring(self.machine, self.node.num_gpus), in_switch=switch)
+        group = replace(machine_ring(self.machine, recorded.gpus), in_switch=switch)
         seconds = float(collective_cost(pattern, "in_switch", payload, group).seconds)
-        # as many CTAs as reach the switch's rate; eight where that is not known
-        sms = np.ceil(rate.bytes_per_s / rate.bytes_per_s_per_cta) if rate.bytes_per_s_per_cta else 8.0
-        return Switched(seconds / self._seconds(pattern, payload), float(sms))
+        # as many CTAs as reach the switch's rate
+        sms = np.ceil(rate.bytes_per_s / rate.bytes_per_s_per_cta) if rate.bytes_per_s_per_cta else _SWITCH_SMS
+        return Switched(seconds / self._seconds(pattern, payload, recorded.gpus), float(sms))
+
+
+def _sms_shares(recorded: _Recorded, byte_s: float) -> Floats:
+    """Share of the time that SMs explain, in each case of the laws [3]. byte_s: time of a byte on them; 0: no SMs."""
+    if byte_s and not recorded.payload_bytes:
+        return np.array([0.0, 0.5, 1.0])
+    by_sms = assumed_changes().cases("share_spread") * recorded.payload_bytes * byte_s
+    return np.asarray(np.minimum(by_sms / recorded.alone_s.mean(), 1.0))

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.errors.terminal import bar
-from dse_traces.change import dependencies as changes
+from dse_traces.change.dependencies import ORDERS, RECORDED
 from dse_traces.change.fusion import fuse
 from dse_traces.change.micro_batches import Halved, halved
 from dse_traces.change.other_gpu import Pace, pace_of
-from dse_traces.change.settings import FIRST, LATER, LINKS, ORDERS, RECORDED, Effects, Mover, Setting
-from dse_traces.laws.contention import CASES, side_by_side
-from dse_traces.laws.task_graph import EXPECTED, Contended, Numbers, Ran, Structure
+from dse_traces.change.settings import LINKS, Effects, Mover, Setting
+from dse_traces.laws.contention import CASES
+from dse_traces.laws.task_graph import EXPECTED, ContentionModel, Ran, Scenarios, Structure
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
@@ -30,6 +30,11 @@ MOST_RUNS = 1.1e7
 """Kernels times what-ifs of the grid of one profile."""
 WORTH = 1e-3
 """Share of the run that a change must gain."""
+NO_TIME = 1e-9
+"""Share of its time that a task takes instead of none: without work it has no rate."""
+_COUNTS = (4, 48)  # numbers of SMs that are tried: fewer miss the optimum, more hardly differ (assumed)
+_ROUNDS = 3  # of the search over groups: later ones change next to nothing, as groups interact little (assumed)
+_MOST_TRIED = 24  # settings of a group that are tried with those of others: the best alone (assumed)
 _BATCH = 2_000_000  # scenarios times kernels that are lowered at once
 
 
@@ -48,6 +53,7 @@ class Plan:
     def with_setting(self, group: int, setting: Setting) -> Plan:
         """The plan with another setting of a group."""
         settings = {**dict(self.settings), group: setting}
+        # sorted and without recorded settings: plans that mean the same are equal and hash alike
         return replace(self, settings=tuple(sorted((at, of) for at, of in settings.items() if of != Setting())))
 
     @property
@@ -58,6 +64,7 @@ class Plan:
     @property
     def shape(self) -> Plan:
         """The plan with what decides of the structure of the task graph alone."""
+        # SMs, movers and links are numbers on one structure, so they are left out
         orders = tuple((group, Setting(order)) for group, order in self.orders)
         return Plan(orders, fused=self.fused, micro_batches=self.micro_batches)
 
@@ -66,7 +73,7 @@ class Plan:
 class WhatIfs:
     """Runs of a profile that is changed."""
 
-    model: Contended
+    model: ContentionModel
     _paces: dict[str, Pace] = field(default_factory=dict, compare=False, repr=False)
     _bases_s: dict[Plan, Floats] = field(default_factory=dict, compare=False, repr=False)
 
@@ -88,11 +95,12 @@ class WhatIfs:
         seconds = np.empty((len(plans), len(CASES)))
         for structure, places in self.by_structure(plans):
             model = self.model_of(plans[places[0]])
+            # three scenarios for each plan, one by case
             most = max(1, _BATCH // len(model.profile) // len(CASES))
             for begin in range(0, len(places), most):
                 part = places[begin : begin + most]
-                numbers = self.numbers([plans[place] for place in part])
-                seconds[part] = model.makespans(structure, numbers).reshape(len(part), len(CASES))
+                scenarios = self.scenarios([plans[place] for place in part])
+                seconds[part] = model.makespans(structure, scenarios).reshape(len(part), len(CASES))
                 advance(len(part))
         return np.maximum(seconds, self._least_s(plans))
 
@@ -100,14 +108,17 @@ class WhatIfs:
         """Time that a run keeps by plan and case of the laws [P, 3], as its collectives wait for late ranks."""
         least = np.zeros((len(plans), len(CASES)))
         every = range(len(self.model.names))
-        if not any(np.isfinite(terms.most_s).any() for terms in self.effects.terms):
+        # infinite bounds: nothing is known of other ranks, and the floor is 0
+        if not any(np.isfinite(terms.gainable_s).any() for terms in self.effects.terms):
             return least
         for place, plan in enumerate(plans):
+            # two micro-batches change when every collective runs
             groups = every if plan.micro_batches > 1 else [group for group, _ in plan.settings]
             if groups:
-                most_s = sum((self.effects.terms[group].most_s for group in groups), np.zeros(len(CASES)))
+                gainable_s = sum((self.effects.terms[group].gainable_s for group in groups), np.zeros(len(CASES)))
+                # the floor moves with kernels: another GPU or fusion shortens the run without any collective
                 kernels_alone = Plan(gpu=plan.gpu, fused=plan.fused)
-                least[place] = self._base_s(kernels_alone) - most_s - self.slowed_s
+                least[place] = self._base_s(kernels_alone) - gainable_s - self.contention_s
         return least
 
     @property
@@ -115,14 +126,15 @@ class WhatIfs:
         """Time that no change of collectives gets the run below, where other ranks tell how long all of them wait."""
         if any(terms.waited_s is None for terms in self.effects.terms):
             return 0.0
-        most_s = sum(float(terms.most_s[EXPECTED]) for terms in self.effects.terms)
-        return float(self.recorded_s[EXPECTED] - self.slowed_s[EXPECTED]) - most_s
+        gainable_s = sum(float(terms.gainable_s[EXPECTED]) for terms in self.effects.terms)
+        return float(self.recorded_s[EXPECTED] - self.contention_s[EXPECTED]) - gainable_s
 
     @cached_property
-    def slowed_s(self) -> Floats:
+    def contention_s(self) -> Floats:
         """What the run loses as its kernels are slower beside collectives, in each case of the laws [3]."""
-        recorded = self.numbers([Plan()])
-        alone = replace(recorded, taken=recorded.taken * 0, pull=recorded.pull * 0)
+        recorded = self.scenarios([Plan()])
+        # SMs and rates of 0: collectives run as long as recorded and slow nothing
+        alone = replace(recorded, held_sms=recorded.held_sms * 0, relative_rate=recorded.relative_rate * 0)
         return np.asarray(np.maximum(self.recorded_s - self.model.makespans(self.model.structure, alone), 0.0))
 
     def _base_s(self, plan: Plan) -> Floats:
@@ -133,14 +145,14 @@ class WhatIfs:
 
     def run(self, plan: Plan) -> Ran:
         """The run by a plan, as expected."""
-        return self.model_of(plan).run(self.structure(plan), self.expected_numbers([plan]))
+        return self.model_of(plan).run(self.structure(plan), self.expected_scenarios([plan]))
 
     @cached_property
     def halves(self) -> Halved:
         """The profile with its batch in two halves."""
         return halved(self.model)
 
-    def model_of(self, plan: Plan) -> Contended:
+    def model_of(self, plan: Plan) -> ContentionModel:
         """The profile as recorded, or with its batch in two halves."""
         return self.model if plan.micro_batches == 1 else self.halves
 
@@ -155,28 +167,35 @@ class WhatIfs:
     def structure(self, plan: Plan) -> Structure:
         """Dependencies between kernels by a plan."""
         model = self.model_of(plan)
+        # fused first: orders then move what is left of the launches
         structure = fuse(model, model.structure) if plan.fused else model.structure
         for group, order in plan.orders:
-            structure = ordered(model, structure, group, order)
+            structure = ORDERS[order](model, structure, group)
         return structure
 
-    def numbers(self, plans: Sequence[Plan]) -> Numbers:
-        """Numbers of plans of one structure in each case of the laws: scenario 3 p + c."""
+    def scenarios(self, plans: Sequence[Plan]) -> Scenarios:
+        """Plans of one structure, each in all cases of the laws: scenario 3 p + c."""
         model = self.model_of(plans[0])
-        recorded = model.numbers(len(CASES) * len(plans))
-        case = np.tile(np.arange(len(CASES)), len(plans))
-        gpus = {"": 0, **{name: row for row, name in enumerate({plan.gpu: 0 for plan in plans if plan.gpu}, 1)}}
+        scenarios = model.as_recorded(len(CASES) * len(plans))
+        # the recorded GPU first; others in the order in which plans name them
+        gpus = {name: row for row, name in enumerate(dict.fromkeys(["", *(plan.gpu for plan in plans)]))}
+        cases = np.arange(len(CASES))
         for place, plan in enumerate(plans):
             rows = slice(len(CASES) * place, len(CASES) * (place + 1))
             for group, setting in plan.settings:
-                recorded.stretch[rows, group], recorded.taken[rows, group] = self.effects.of(group, setting)
-            recorded.gpu[rows] = gpus[plan.gpu]
-        paces = np.array([self.pace(name).factors[model.origin] for name in gpus])
-        return replace(recorded, case=case, pull=1 / recorded.stretch, paces=paces)
+                scenarios.stretch[rows, group], scenarios.held_sms[rows, group] = self.effects.of(group, setting)
+            scenarios.gpu[rows] = len(CASES) * gpus[plan.gpu] + cases
+        return replace(
+            scenarios,
+            case=np.tile(cases, len(plans)),
+            # a collective that takes 1 / k of its time moves its bytes k times as fast
+            relative_rate=1 / scenarios.stretch,
+            paces=np.concatenate([self.pace(name).factors[:, model.origin] for name in gpus]),
+        )
 
-    def expected_numbers(self, plans: Sequence[Plan]) -> Numbers:
-        """Numbers of plans of one structure, as expected."""
-        return self.numbers(plans).take(len(CASES) * np.arange(len(plans)) + EXPECTED)
+    def expected_scenarios(self, plans: Sequence[Plan]) -> Scenarios:
+        """Scenarios of plans of one structure, as expected."""
+        return self.scenarios(plans).take(len(CASES) * np.arange(len(plans)) + EXPECTED)
 
     def pace(self, gpu: str) -> Pace:
         """Factors on the times of kernels on the GPU of another machine; "": the recorded one. Raises ConfigError."""
@@ -187,27 +206,25 @@ class WhatIfs:
     @cached_property
     def exposed_s(self) -> Floats:
         """Time of each collective in the run as recorded beside which nothing is computed [N]; 0 for other kernels."""
-        ran = self.run(Plan())
-        times = {"start_s": ran.start_s[0], "seconds": ran.end_s[0] - ran.start_s[0]}
-        kernels = self.model.profile.kernels.assign(**times)
-        order = np.argsort(times["start_s"], kind="stable")
-        both = side_by_side(replace(self.model.profile, kernels=kernels.iloc[order].reset_index(drop=True)))
-        beside = np.bincount(order[both.collective], both.seconds, len(kernels))
-        exposed = np.maximum(times["seconds"] - beside, 0.0)
-        return np.where(self.model.profile.is_collective, exposed, 0.0)
+        ran, profile = self.run(Plan()), self.model.profile
+        start, end, computes = ran.start_s[0], ran.end_s[0], profile.is_compute
+        beside = computed_until(end, start[computes], end[computes])
+        beside -= computed_until(start, start[computes], end[computes])
+        return np.where(profile.is_collective, np.maximum(end - start - beside, 0.0), 0.0)
 
 
-def ordered(model: Contended, structure: Structure, group: int, order: str) -> Structure:
-    """A structure with one of `ORDERS` for a group of collectives."""
-    if order == "earlier":
-        return changes.start_early(model, structure, group)
-    if order == FIRST:
-        return changes.prioritise(model, structure, group)
-    if order == LATER:
-        return changes.wait_later(model, structure, group)
-    if order.endswith("parts"):
-        return changes.cut(model, structure, group, parts=int(order.split()[1]))
-    return changes.merge(model, structure, group, count=int(order.split()[0]))
+def computed_until(times: Floats, start: Floats, end: Floats) -> Floats:
+    """How long at least one of some intervals had lasted until each time [T]. start, end: of the intervals [N]."""
+    if not len(start):
+        return np.zeros(len(times))
+    order = np.argsort(start, kind="stable")
+    start, covered = start[order], np.maximum.accumulate(end[order])
+    # intervals without a hole between them are one: what runs at once counts once
+    first = np.concatenate([[True], start[1:] > covered[:-1]])
+    begins, ends = start[first], covered[np.concatenate([first[1:], [True]])]
+    lasted = np.concatenate([[0.0], np.cumsum(ends - begins)])
+    edges = np.stack([begins, ends], axis=1).ravel()
+    return np.asarray(np.interp(times, edges, np.stack([lasted[:-1], lasted[1:]], axis=1).ravel()))
 
 
 def sm_counts(sms: int, count: int) -> list[float]:
@@ -218,11 +235,12 @@ def sm_counts(sms: int, count: int) -> list[float]:
 def settings(what_ifs: WhatIfs, group: int, *, counts: Iterable[float]) -> list[Setting]:
     """Settings that are tried for a group: all orders, SMs and links, and what else can move its data."""
     movers = what_ifs.effects.movers(group)
-    taken: list[tuple[float | None, Mover]] = [(None, mover) for mover in movers]
+    moved: list[tuple[float | None, Mover]] = [(None, mover) for mover in movers]
     sms = what_ifs.model.group_sms[group]
-    taken += [(count, "SMs") for count in counts if 0 < sms != count]
+    # copies by engines have 0 SMs, so no count is tried; the recorded count is there already
+    moved += [(count, "SMs") for count in counts if 0 < sms != count]
     orders = _orders(what_ifs, group)
-    return [Setting(order, sms, mover, link) for order in orders for sms, mover in taken for link in LINKS]
+    return [Setting(order, sms, mover, link) for order in orders for sms, mover in moved for link in LINKS]
 
 
 def _orders(what_ifs: WhatIfs, group: int) -> list[str]:
@@ -230,8 +248,9 @@ def _orders(what_ifs: WhatIfs, group: int) -> list[str]:
     model = what_ifs.model
     return [
         order
-        for order in ORDERS
-        if order == RECORDED or ordered(model, model.structure, group, order) != model.structure
+        for order, change in ORDERS.items()
+        # equal structures would run the same what-if twice
+        if order == RECORDED or change(model, model.structure, group) != model.structure
     ]
 
 
@@ -249,7 +268,7 @@ def try_all(what_ifs: WhatIfs) -> Tried:
     model = what_ifs.model
     groups = range(len(model.names))
     others = sum(len(_orders(what_ifs, group)) * len(LINKS) for group in groups)
-    count = int(np.clip(MOST_RUNS / len(model.profile) / max(others, 1), 4, 48))
+    count = int(np.clip(MOST_RUNS / len(model.profile) / max(others, 1), *_COUNTS))
     pairs = [
         (group, setting)
         for group in groups
@@ -269,10 +288,11 @@ def best_together(what_ifs: WhatIfs, tried: Tried) -> tuple[Plan, int]:
     plan, best, count = Plan(), what_ifs.recorded_s[EXPECTED], 0
     worth = WORTH * best
     options = _promising(what_ifs, tried)
-    for _ in range(3):
+    for _ in range(_ROUNDS):
         improved = False
         for group, choices in options:
             plans = [plan.with_setting(group, choice) for choice in choices]
+            # a change that gains next to nothing must not be advised, and two changes need twice the gain
             effort = [worth / 2 * choice.changes for choice in choices]
             seconds = what_ifs.seconds(plans)[:, EXPECTED]
             at, count = int(np.argmin(seconds + effort)), count + len(plans)
@@ -283,44 +303,27 @@ def best_together(what_ifs: WhatIfs, tried: Tried) -> tuple[Plan, int]:
     return plan, count
 
 
-def _promising(what_ifs: WhatIfs, tried: Tried, most: int = 24) -> list[tuple[int, list[Setting]]]:
+def _promising(what_ifs: WhatIfs, tried: Tried) -> list[tuple[int, list[Setting]]]:
     """Groups by what they gain alone, and the settings in software with the shortest runs: of each order the best."""
     options: list[tuple[float, int, list[Setting]]] = []
     for group in sorted(set(tried.groups)):
         rows = [at for at, of in enumerate(tried.groups) if of == group and tried.settings[at].in_software]
         rows.sort(key=lambda at: tried.seconds[at, EXPECTED])
+        # reversed, so that the fastest of each order is what remains in the dict
         by_order = {tried.settings[at].order: at for at in reversed(rows)}
-        chosen = dict.fromkeys([*by_order.values(), *rows[:most]])
+        # the best of each order is kept even if it is slow alone: together with others it may gain
+        chosen = dict.fromkeys([*by_order.values(), *rows[:_MOST_TRIED]])
         options.append(
             (float(tried.seconds[rows[0], EXPECTED]), group, [Setting(), *(tried.settings[at] for at in chosen)])
         )
     return [(group, choices) for _, group, choices in sorted(options, key=lambda option: option[0])]
 
 
-def lower_bound(what_ifs: WhatIfs, tried: Tried) -> float:
-    """Time [s] below which no change of collectives in software gets the run.
-
-    The largest of three: all kernels, with collectives that begin early, take no time and slow nothing; the time that
-    all collectives take on their links, each the shortest that was tried; and what is no transfer, where it is known.
-    """
-    model, recorded = what_ifs.model, what_ifs.model.numbers()
-    nothing = replace(recorded, stretch=recorded.stretch * 1e-9, taken=recorded.taken * 0, pull=recorded.pull * 0)
-    structure = model.structure
-    for group in range(len(model.names)):
-        structure = changes.start_early(model, structure, group)
-    free = float(model.makespans(structure, nothing)[0])
-    shortest = np.ones(len(model.names))
-    for group, setting in zip(tried.groups, tried.settings, strict=True):
-        if setting.in_software:
-            shortest[group] = min(shortest[group], what_ifs.effects.of(group, setting)[0][EXPECTED])
-    collectives = model.group >= 0
-    times = model.alone_s[EXPECTED, collectives] * shortest[model.group[collectives]]
-    return max(free, float(times.sum()) / model.at_once, what_ifs.kept_s)
-
-
 def host_seconds(what_ifs: WhatIfs) -> float:
-    """Time of the run with kernels and collectives that take no time [s]: what launches, gaps and waits leave."""
-    model, recorded = what_ifs.model, what_ifs.model.numbers()
-    nothing = {"stretch": 1e-9, "taken": 0.0, "pull": 0.0, "paces": 1e-9}
-    free = replace(recorded, **{name: factor * getattr(recorded, name) for name, factor in nothing.items()})
-    return float(model.makespans(model.structure, free)[0])
+    """Time of the run with all that runs on the GPU taking no time [s]: what launches, gaps and waits leave."""
+    model, recorded = what_ifs.model, what_ifs.model.as_recorded()
+    no_sms, no_rate = recorded.held_sms * 0, recorded.relative_rate * 0
+    free = replace(recorded, held_sms=no_sms, relative_rate=no_rate)
+    # of the structure and not of paces, which leave copies, fills and whole graphs as recorded
+    parts = dict.fromkeys(range(len(model.profile)), (1, NO_TIME))
+    return float(model.makespans(replace(model.structure, parts=parts), free)[0])

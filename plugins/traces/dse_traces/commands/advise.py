@@ -23,16 +23,17 @@ from dse.backend import Interval
 from dse.errors import pairs
 from dse.results.run_folder import Outputs, writable
 from dse.results.words import cell
-from dse_traces.change.advice import Advice, GroupAdvice, advise, machine_of
+from dse_traces.change.advice import Advice, GroupAdvice, advise
 from dse_traces.change.settings import Setting
 from dse_traces.change.what_if import WORTH
+from dse_traces.commands.lines import share_of_run, time_words, unknown_lines, unused_patterns
 from dse_traces.commands.one_rank import drawn
 from dse_traces.laws.contention import CASES, Estimate
+from dse_traces.laws.machine import machine_of
 from dse_traces.laws.task_graph import Ran
 from dse_traces.profile.kernel_classes import OPTION, Patterns, read_patterns
 from dse_traces.profile.kernels import Profile, classify
-from dse_traces.profile.unnamed_kernels import summary as unknown_summary
-from dse_traces.profile.unnamed_kernels import unknown_lines, unused_patterns
+from dse_traces.profile.unnamed_kernels import unknown_summary
 from dse_traces.readers.formats import files_of, most_kernels, read_ranks
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 20  # groups in the table
 _GPUS = 4  # other ones that are named
+_NEXT_TO_NOTHING_S = 5e-8  # of a gain: less than the tenth of a microsecond that is printed
 _HOST_BOUND = 0.9  # share of the run that remains if no kernel takes any time
 
 
@@ -52,6 +54,7 @@ def advise_profile(words: Sequence[str]) -> int:
     """
     from dse.results import report
 
+    # the first word may be the profile itself, without its name
     typed = [word if "=" in word or place else f"profile={word}" for place, word in enumerate(words)]
     options = pairs(typed, {"profile": ""}, optional=["system", "out", OPTION])
     patterns = read_patterns(options.get(OPTION, ""))
@@ -75,6 +78,7 @@ def _profile_to_advise_on(paths: Sequence[Path], patterns: Patterns) -> tuple[Pr
 
     None of these where they have no collective in common. Raises ConfigError.
     """
+    # imported here: most profiles are of one rank, and need none of it
     from dse_traces.commands.several_ranks import read_files
     from dse_traces.profile.ranks import match
 
@@ -85,6 +89,7 @@ def _profile_to_advise_on(paths: Sequence[Path], patterns: Patterns) -> tuple[Pr
     profiles = [classify(profile, patterns) for profile in profiles]
     ranks = replace(match(profiles), unread=unread) if profiles[1:] else None
     if ranks is None or ranks.shared.empty:
+        # nothing is shared: the ranks cannot be compared, so the largest profile is advised on
         return most_kernels(profiles), None
     return ranks.profiles[ranks.slowest], ranks
 
@@ -113,7 +118,7 @@ def answer(advice: Advice) -> Iterator[Table | str]:
     exposed = sum(group.exposed_s for group in advice.groups)
     size = f"{len(model.profile):,} kernels, {cell(recorded, 's')} in the replay"
     lost = f"; lost: {model.profile.lost}" if model.profile.lost else ""
-    share = _share(exposed, recorded)
+    share = share_of_run(exposed, recorded)
     yield f"{model.profile.source}: {size}; {cell(exposed, 's')} of collectives exposed ({share}){lost}"
     yield from _together(advice)
     yield _table(advice)
@@ -125,7 +130,7 @@ def answer(advice: Advice) -> Iterator[Table | str]:
             f"the host bounds this run: if no kernel took any time, it would still take {cell(advice.host_s, 's')}; "
             "fewer or faster launches (CUDA graphs, fusion) come first"
         )
-    if kinds := [f"{kind} ({_with_sign(gain)} at best)" for kind, gain in advice.not_worth()]:
+    if kinds := [f"{kind} ({time_words(gain, _NEXT_TO_NOTHING_S)} at best)" for kind, gain in advice.not_worth()]:
         yield f"not worth while for any collective alone, below 0.1 % of the run: {', '.join(kinds)}"
     yield from _laws(advice)
     yield f"{advice.count:,} what-ifs; all ranks are taken to change alike"
@@ -133,12 +138,14 @@ def answer(advice: Advice) -> Iterator[Table | str]:
 
 def _together(advice: Advice) -> Iterator[str]:
     recorded, together = advice.recorded_s, advice.together_s
-    yield f"no change in software gets it below {cell(advice.bound_s, 's')}"
+    yield f"no change of collectives in software gets it below {cell(advice.bound_s, 's')}"
     if not advice.plan.settings:
         yield "best together: nothing, no change in software gains 0.1 %"
         return
+    # the longest run is the smallest gain, so the ends change places
     gain = _interval(Estimate(recorded - together.high, recorded - together.value, recorded - together.low))
-    yield f"best together: {cell(together.value, 's')}, a gain of {gain}, {_share(recorded - together.value, recorded)}"
+    share = share_of_run(recorded - together.value, recorded)
+    yield f"best together: {cell(together.value, 's')}, a gain of {gain}, {share}"
     for group, setting in advice.plan.settings:
         yield f"  {advice.groups[group].name}: {setting}"
 
@@ -176,8 +183,9 @@ def _hardware(advice: Advice) -> Iterator[str]:
         if (gain := getattr(best, name)).value > 0:
             hint = ", if there are any (a profile does not show them)" if name == "waited_later" else ""
             yield f"{text} gains most for {best.name}: {_interval(gain)}{hint}"
-    runs = [f"{name} {cell(seconds, 's')}" for name, seconds in advice.gpus[:_GPUS]]
+    runs = [f"{name} {_interval(run)}" for name, run in advice.gpus[:_GPUS]]
     if advice.gpus:
+        # the ways differ little between GPUs: those on the best one are shown
         shares = advice.what_ifs.pace(advice.gpus[0][0]).shares
         ways = ", ".join(f"{way} for {100 * share:.0f} %" for way, share in shares.items() if share > 0)
         yield f"other GPUs, collectives and the host as recorded: {', '.join(runs)}"
@@ -201,17 +209,8 @@ def _laws(advice: Advice) -> Iterator[str]:
 
 
 def _interval(gain: Estimate) -> str:
-    return f"{_with_sign(gain.value)} ({_with_sign(gain.low)} to {_with_sign(gain.high)})"
-
-
-def _with_sign(seconds: float) -> str:
-    if abs(seconds) < 5e-8:
-        return "0"
-    return ("-" if seconds < 0 else "") + cell(abs(seconds), "s")
-
-
-def _share(seconds: float, run_s: float) -> str:
-    return f"{100 * seconds / run_s:.1f} % of the run"
+    value, low, high = (time_words(seconds, _NEXT_TO_NOTHING_S) for seconds in (gain.value, gain.low, gain.high))
+    return f"{value} ({low} to {high})"
 
 
 def summary(advice: Advice) -> dict[str, Any]:
@@ -230,7 +229,8 @@ def summary(advice: Advice) -> dict[str, Any]:
         "unknown": unknown_summary(advice.what_ifs.model.profile),
         "plan": {advice.groups[group].name: _settings(setting) for group, setting in advice.plan.settings},
         "collectives": [_summary(group) for group in advice.groups],
-        "other_gpus_s": dict(advice.gpus),
+        "other_gpus_s": {name: run.value for name, run in advice.gpus},
+        "other_gpus_interval_s": {name: [run.low, run.high] for name, run in advice.gpus},
         "other_gpus_by": {name: dict(advice.what_ifs.pace(name).shares) for name, _ in advice.gpus},
         "not_worth_s": dict(advice.not_worth()),
         "slowdowns": penalties,
@@ -255,6 +255,7 @@ def what_ifs(advice: Advice) -> pd.DataFrame:
 
     tried, model = advice.tried, advice.what_ifs.model
     plans = [what_if.plan for what_if in advice.kernels]
+    # settings of all groups are alike in these plans: group 0 stands for all
     of_all = [dict(plan.settings).get(0, Setting()) for plan in plans]
     settings, seconds = [*tried.settings, *of_all], np.vstack([tried.seconds, *(one.seconds for one in advice.kernels)])
     columns: dict[str, Any] = {"collective": [model.names[group] for group in tried.groups] + ["all"] * len(plans)}
@@ -265,6 +266,7 @@ def what_ifs(advice: Advice) -> pd.DataFrame:
     for place, case in enumerate(CASES):
         columns[f"seconds_{case}"] = seconds[:, place]
         columns[f"gain_{case}_s"] = advice.what_ifs.recorded_s[place] - seconds[:, place]
+    # None is "as recorded"; as a float column it becomes NaN
     return pd.DataFrame(columns).astype({"sms": "float64"})
 
 
@@ -283,7 +285,7 @@ def _write(advice: Advice, outputs: Outputs, ranks: Ranks | None = None) -> None
     outputs.write_text("figures/timeline.json", json.dumps(trace(spans, {})))
     profile = advice.what_ifs.model.profile
     frames = [drawn(profile, ran.start_s[0], ran.end_s[0]).assign(panel=name) for name, ran in runs.items()]
-    gain = _share(advice.recorded_s - advice.together_s.value, advice.recorded_s)
+    gain = share_of_run(advice.recorded_s - advice.together_s.value, advice.recorded_s)
     title = f"{profile.source}: changes of collectives gain {gain}"
     plots.save(partial(timelines.timeline, pd.concat(frames), title, panel="panel"), outputs.figures, "timeline")
     if rows := list(_best_changes(advice)):
@@ -296,6 +298,7 @@ def _spans(name: str, ran: Ran) -> Iterator[Interval]:
     """Yield tasks of a run that are no launches, then its critical path on a lane of its own."""
     timeline, graph = ran.timeline, ran.timeline.graph
     issued, finished = timeline.issued[0], timeline.finished[0]
+    # tasks without a length would be invisible marks in the picture
     path = [task for task in timeline.critical_path(0) if finished[task] > issued[task]]
     lanes = [
         *((task, graph.lanes[task]) for task in range(graph.num_tasks)),

@@ -20,6 +20,7 @@ import numpy as np
 from dse.errors import ConfigError, Problem
 from dse.results.run_folder import FinishedRun, Outputs, writable
 from dse.results.words import AS_FAST, cell, choice_in_words, gain_in_words
+from dse_traces.commands.lines import time_words, unknown_lines, unused_patterns
 from dse_traces.profile.critical_path import critical_path
 from dse_traces.profile.explanation import POINT, PROFILE, Difference, Explained, Limit, Pair, compare
 from dse_traces.profile.kernel_classes import OPTION, read_patterns
@@ -46,7 +47,6 @@ def explain(words: Sequence[str]) -> int:
     """`profile explain <A> <B> [out=<folder>] [output_dir=] [system=] [kernels=]`: print and draw what differs."""
     from dse.results import report
     from dse_traces.profile.kernels import classify
-    from dse_traces.profile.unnamed_kernels import unused_patterns
 
     options = {name: value for name, _, value in (word.partition("=") for word in words) if value}
     names = [word for word in words if "=" not in word]
@@ -77,6 +77,7 @@ def explained(name: str, options: Mapping[str, str], profiles: Mapping[str, Prof
     if (profile := profiles[name]) is not None:
         beside = [other for of, other in profiles.items() if of != name and other is not None]
         return of_profile(name, profile, beside, system=options.get("system", ""))
+    # from the right: names of runs may hold a colon
     run, _, key = name.rpartition(":")
     return of_point(FinishedRun.find(Path(options.get("output_dir", "outputs")), run, path="explain").outputs, key)
 
@@ -87,6 +88,7 @@ def profile_of(name: str) -> Profile | None:
     from dse_traces.profile.ranks import match
     from dse_traces.readers.formats import files_of, read
 
+    # a file whose name holds a colon is a file first
     if not Path(name).exists() and ":" in name:
         return None
     paths = files_of(name)
@@ -95,7 +97,6 @@ def profile_of(name: str) -> Profile | None:
 
 def of_profile(name: str, profile: Profile, beside: Sequence[Profile] = (), *, system: str = "") -> Explained:
     """The critical path of a recorded profile. beside: others that may tell how long its kernels take alone."""
-    from dse_traces.profile.unnamed_kernels import unknown_lines
     from dse_traces.readers.formats import files_of
 
     count = len(files_of(name))
@@ -111,11 +112,12 @@ def _laws(profile: Profile, beside: Sequence[Profile], system: str) -> tuple[Any
 
     A kernel that was recorded alone, too, takes alone what was recorded; the laws count for the others.
     """
-    from dse_traces.change.advice import machine_of
     from dse_traces.laws.contention import assumed_laws, learn_laws, recorded_alone
-    from dse_traces.laws.task_graph import EXPECTED, contended
+    from dse_traces.laws.machine import machine_of
+    from dse_traces.laws.task_graph import EXPECTED, contention_model
     from dse_traces.profile.waits import waits
 
+    # without collectives nothing contends, and times alone are the recorded ones
     if not profile.is_collective.any():
         return waits(profile), None, []
     recorded_s = recorded_alone(profile, beside)
@@ -125,12 +127,13 @@ def _laws(profile: Profile, beside: Sequence[Profile], system: str) -> tuple[Any
     )
     try:
         machine = machine_of(profile, system)
+    # the GPU is not known: only kernels that were recorded alone show contention
     except ConfigError:
         unknown = "of the others it is part of work, as the GPU is not known; name one: system=<machine>"
         return waits(profile), np.where(np.isfinite(recorded_s), recorded_s, profile.seconds), [f"{by}; {unknown}"]
     laws = learn_laws(profile, assumed_laws(machine), beside)
     learnt = ", ".join(kind for kind, law in laws.penalties.items() if law.observed) or "no class of kernels"
-    model = contended(profile, laws)
+    model = contention_model(profile, laws)
     note = f"{by}; of the others by laws learnt for {learnt}, else assumed of {machine}"
     return model.waits, np.where(np.isfinite(recorded_s), recorded_s, model.alone_s[EXPECTED]), [note]
 
@@ -150,6 +153,7 @@ def of_point(outputs: Outputs, key: str) -> Explained:
         rule = f"has no critical path: its simulator ({planned.spec.name}) runs no task graph"
         way = f"python -m dse results timeline study={study} key={short}"
         raise ConfigError([Problem("explain", rule, f"{study}:{short}", way)])
+    # knobs that do not apply are null
     choices = {knob: row[knob] for knob in planned.knobs if knob in row.dropna()}
     words = ", ".join(filter(None, [str(row["scenario"]), choice_in_words(row, choices)]))
     words = words if len(words) <= _LONGEST_NAME else str(row["scenario"])
@@ -157,6 +161,7 @@ def of_point(outputs: Outputs, key: str) -> Explained:
     notes = [
         f"{name}: one run of {cell(makespan, 's')} is explained; {goal} = {cell(row[goal], 's')} is a mean of several"
         for goal in ("makespan_s", "iteration_s")
+        # goals that are means over several runs do not equal the run that is drawn
         if goal in row and abs(row[goal] / makespan - 1) > _ROUNDING
     ]
     limits = tuple(limits_of(timeline.graph, planned.backend.binding(design)))
@@ -167,8 +172,10 @@ def limits_of(graph: TaskGraph, binding: tuple[float, str] | None) -> Iterator[L
     """Yield what is proven of all schedules with the same means, if anything is, and of all orders of these tasks."""
     if binding is not None:
         yield Limit(_ALL_SCHEDULES, binding[0], {binding[1]: 1.0})
+    # alike tasks are merged first, as the linear program is slow on large graphs
     small = reduce_graph(graph).graph
     plain, linear = bound(small), linear_bound(small)
+    # both are lower bounds: the larger one is closer to the truth
     if linear.seconds > plain.seconds[0]:
         yield Limit(_ALL_ORDERS, linear.seconds, linear.binds)
     else:
@@ -182,6 +189,7 @@ def answer(difference: Difference) -> Iterator[Table | str]:
     yield f"B  {second.name}: {cell(second.seconds, 's')}, {_gain(difference)}"
     for knob in dict.fromkeys([*first.choices, *second.choices]):
         values = [run.choices.get(knob, "–") for run in difference.runs]
+        # as text: values that were read back may differ in their types
         if str(values[0]) != str(values[1]):
             yield f"{knob}: {values[0]} -> {values[1]}"
     yield _causes(difference)
@@ -214,7 +222,9 @@ def _causes(difference: Difference) -> Table:
     shown = _columns("cause", ("A", "B", "B - A", "of A"))
     totals = difference.first.seconds, difference.second.seconds
     for cause, (a, b) in {**difference.by_cause(), "all": totals}.items():
-        shown.add_row(cause, *(_time(part, scale) for part in (a, b)), _with_sign(b - a, scale), _share(b - a, scale))
+        shown.add_row(
+            cause, *(_time(part, scale) for part in (a, b)), _with_sign(b - a, scale), _signed_share(b - a, scale)
+        )
     return shown
 
 
@@ -237,6 +247,7 @@ def _paths(difference: Difference) -> Table:
     scale, counts = difference.first.seconds, difference.counts()
     shown = _columns("critical path", ("A", "B", "B - A"))
     rows = [(alike, times) for alike, times in difference.aligned().items() if _counts(times, scale)]
+    # a line for a single further row would be as long as the row
     count = _SHOWN if len(rows) > _SHOWN + 1 else len(rows)
     for alike, (a, b) in rows[:count]:
         times = [f"{int(runs)} x  {_time(part, scale)}" for runs, part in zip(counts[alike], (a, b), strict=True)]
@@ -267,9 +278,7 @@ def _counts(pair: Pair, scale: float) -> bool:
 
 
 def _time(seconds: float, scale: float) -> str:
-    if abs(seconds) <= _ROUNDING * scale:
-        return "0"
-    return f"{'-' if seconds < 0 else ''}{cell(abs(seconds), 's')}"
+    return time_words(seconds, _ROUNDING * scale)
 
 
 def _with_sign(seconds: float, scale: float) -> str:
@@ -277,7 +286,7 @@ def _with_sign(seconds: float, scale: float) -> str:
     return text if text == "0" or seconds < 0 else f"+{text}"
 
 
-def _share(seconds: float, scale: float) -> str:
+def _signed_share(seconds: float, scale: float) -> str:
     return f"{100 * seconds / scale:+.1f} %"
 
 

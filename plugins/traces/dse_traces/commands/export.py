@@ -20,13 +20,14 @@ from dse.results.run_folder import Outputs, writable
 from dse.study.plan_again import Present
 from dse.study.replay import stored_point
 from dse_chakra.files import ExecutionTrace, write_chakra
+from dse_traces.commands.lines import unknown_lines, unused_patterns
 from dse_traces.profile.kernel_classes import OPTION, read_patterns
 from dse_traces.profile.kernels import classify
 from dse_traces.profile.replay import replay
-from dse_traces.profile.unnamed_kernels import unknown_lines, unused_patterns
 from dse_traces.readers.chakra_graphs import collective_of, trace_of_profile, trace_of_run
 from dse_traces.readers.formats import read
 
+# a file is written for each: more would fill a disk by a typing error
 _MOST_RANKS = 1 << 16
 
 
@@ -64,6 +65,7 @@ def answer(traces: Sequence[ExecutionTrace]) -> Iterator[str]:
 def _of_profile(options: dict[str, str]) -> tuple[str, list[ExecutionTrace], list[str]]:
     path, patterns = Path(options["profile"]), read_patterns(options.get(OPTION, ""))
     profile = classify(read(path), patterns)
+    # one rank was recorded: all others are taken to be like it
     traces = [trace_of_profile(replay(profile))] * _ranks(options, 1)
     lines = [*unknown_lines(profile), *unused_patterns([profile], patterns)]
     return path.name.partition(".")[0], traces, lines
@@ -94,8 +96,10 @@ def _collective(design: Any) -> str:
     """The collective of a design's workload, or that of its gradients; "" where it has none, or several."""
     operators = getattr(getattr(design, "workload", None), "operators", {})
     patterns = {op.pattern for op in operators.values() if hasattr(op, "pattern")}
+    # a training step: gradients are its collective, scattered from ZeRO 2 on
     if (parallel := getattr(design, "parallel", None)) is not None:
         patterns = {"reduce_scatter" if getattr(parallel, "zero", 0) > 1 else "all_reduce"}
+    # with several patterns the name of a task must decide alone
     return collective_of(patterns.pop()) if len(patterns) == 1 else ""
 
 

@@ -10,13 +10,12 @@ from dse.errors import pairs
 from dse.results.run_folder import Outputs, writable
 from dse_calibration.calibrate import interval_lines
 from dse_calibration.machine_file import write_machine
-from dse_traces.commands import one_rank as import_command
-from dse_traces.commands import several_ranks as ranks_command
+from dse_traces.commands import one_rank, several_ranks
+from dse_traces.commands.lines import unused_patterns
 from dse_traces.laws.own_residuals import NO_GEMMS, residuals, with_residuals
 from dse_traces.profile.kernel_classes import OPTION, read_patterns
 from dse_traces.profile.kernels import Profile, classify
 from dse_traces.profile.replay import replay
-from dse_traces.profile.unnamed_kernels import unused_patterns
 from dse_traces.readers.formats import files_of
 from simulators.hardware.machine import tree_of
 
@@ -37,11 +36,12 @@ def trace_import(words: Sequence[str]) -> int:
 
     typed = [word if "=" in word or place else f"profile={word}" for place, word in enumerate(words)]
     options = pairs(typed, {"profile": ""}, optional=["out", "system", OPTION])
+    # read first: an unknown machine is refused before minutes of reading profiles
     tree = tree_of(options["system"]) if "system" in options else None
     patterns = read_patterns(options.get(OPTION, ""))
     paths = files_of(options["profile"])
     name = paths[0].name.partition(".")[0] if paths else ""
-    profiles, unread = ranks_command.read_files(paths)
+    profiles, unread = several_ranks.read_files(paths)
     profiles = [classify(profile, patterns) for profile in profiles]
     lines, write, files = _one(profiles[0]) if len(profiles) == 1 else _several(profiles, unread)
     outputs = writable(options.get("out", f"outputs/trace_import/{name}"))
@@ -63,10 +63,10 @@ def trace_import(words: Sequence[str]) -> int:
 
 def _one(profile: Profile) -> _Job:
     done = replay(profile)
-    return import_command.answer(done), partial(import_command.write, done), "kernels.parquet, profile.yaml"
+    return one_rank.answer(done), partial(one_rank.write, done), "kernels.parquet, profile.yaml"
 
 
 def _several(profiles: Sequence[Profile], unread: Sequence[str]) -> _Job:
-    ranks, done = ranks_command.import_ranks(profiles, unread)
-    lines = ranks_command.answer(ranks, done)
-    return lines, partial(ranks_command.write, ranks, done), "kernels.parquet, collectives.parquet, ranks.yaml"
+    ranks, done = several_ranks.import_ranks(profiles, unread)
+    lines = several_ranks.answer(ranks, done)
+    return lines, partial(several_ranks.write, ranks, done), "kernels.parquet, collectives.parquet, ranks.yaml"

@@ -19,10 +19,10 @@ import numpy as np
 from dse.backend import Interval
 from dse.results.run_folder import Outputs
 from dse.results.words import cell
-from dse_traces.profile import unnamed_kernels as unknown
-from dse_traces.profile.hidden_communication import communication_lines
+from dse_traces.commands.lines import communication_lines, share_of_run, unknown_lines
 from dse_traces.profile.kernels import Profile
 from dse_traces.profile.replay import Replayed
+from dse_traces.profile.unnamed_kernels import unknown_summary
 from dse_traces.profile.waits import CAUSES, OTHER_STREAM, SMS, UNKNOWN
 
 if TYPE_CHECKING:
@@ -41,12 +41,13 @@ def answer(done: Replayed) -> Iterator[Table | str]:
     size = f"{len(profile):,} kernels on {profile.streams.max() + 1} streams{device}"
     lost = f"; lost: {profile.lost}" if profile.lost else ""
     yield f"{profile.source}: {size}, {cell(recorded.span_s, 's')}{_iterations(profile)}{lost}"
+    # whole graphs may communicate inside: "nothing communicates" would be wrong
     if recorded.collective_s or not profile.is_graph.any():
         yield from communication_lines(profile, recorded)
     yield from _graphs(profile)
-    yield f"nothing runs for {cell(recorded.idle_s, 's')}, {_share(recorded.idle_s, recorded.span_s)}"
+    yield f"nothing runs for {cell(recorded.idle_s, 's')}, {share_of_run(recorded.idle_s, recorded.span_s)}"
     yield _classes(profile)
-    yield from unknown.unknown_lines(profile)
+    yield from unknown_lines(profile)
     yield from _waited(done)
     hidden = f", {100 * replayed.hidden:.1f} % hidden" if recorded.collective_s else ""
     yield (
@@ -68,16 +69,13 @@ def _graphs(profile: Profile) -> Iterator[str]:
         )
 
 
-def _share(seconds: float, run_s: float) -> str:
-    return f"{100 * seconds / run_s:.1f} % of the run"
-
-
 def _iterations(profile: Profile) -> str:
     """How many iterations were marked, and how long they take."""
     if not profile.iterations:
         return ""
     lengths = np.array([end - start for start, end in profile.iterations])
     spread = f" ({cell(lengths.min(), 's')} to {cell(lengths.max(), 's')})" if len(lengths) > 1 else ""
+    # the median: the first iteration often compiles
     return f"; {len(lengths)} iterations of {cell(float(np.median(lengths)), 's')} in the median{spread}"
 
 
@@ -113,7 +111,7 @@ def kernels(done: Replayed) -> pd.DataFrame:
         replayed_start_s=done.start_s,
         replayed_end_s=done.end_s,
         waited_for=[CAUSES[cause] for cause in delays.cause],
-        waited_for_kernel=delays.other,
+        waited_for_kernel=delays.blocker,
         late_s=delays.late_s,
         confidence=delays.confidence,
     )
@@ -123,7 +121,7 @@ def summary(done: Replayed) -> dict[str, Any]:
     """Content of `profile.yaml`."""
     profile, delays = done.profile, done.waits
     return {
-        "unknown": unknown.summary(profile),
+        "unknown": unknown_summary(profile),
         "source": profile.source,
         "device": profile.device,
         "kernels": len(profile),
@@ -162,7 +160,7 @@ def draw(done: Replayed, outputs: Outputs) -> None:
     outputs.write_text("figures/timeline.json", json.dumps(trace(spans, {})))
     title = f"{done.profile.source}: {100 * done.recorded.hidden:.0f} % of the time of collectives is hidden"
     if not done.recorded.collective_s:
-        title = f"{done.profile.source}: {_share(done.recorded.idle_s, done.recorded.span_s)} nothing runs"
+        title = f"{done.profile.source}: {share_of_run(done.recorded.idle_s, done.recorded.span_s)} nothing runs"
     frames = [drawn(done.profile, *times).assign(panel=name) for name, times in both.items()]
     plots.save(partial(timelines.timeline, pd.concat(frames), title, panel="panel"), outputs.figures, "timeline")
 
@@ -176,6 +174,7 @@ def _intervals(profile: Profile, name: str, start_s: Any, end_s: Any) -> Iterato
 def drawn(profile: Profile, start_s: Any, end_s: Any) -> pd.DataFrame:
     """Kernels as the picture shows them: those of a stream and a kind that nearly touch are one bar."""
     marks = {"collective": profile.is_collective, "compute": profile.is_compute}
+    # the first that holds; what neither computes nor communicates is drawn as a copy
     kinds = np.select(list(marks.values()), list(marks), "copy")
     frame = profile.kernels.assign(lane="stream " + profile.kernels["stream"], kind=kinds, start_s=start_s)
     return merged(frame.assign(finish_s=end_s))
@@ -185,6 +184,7 @@ def merged(bars: pd.DataFrame) -> pd.DataFrame:
     """Bars of a picture (`lane`, `kind`, `start_s`, `finish_s`), as one where they nearly touch."""
     span_s = bars["finish_s"].max() - bars["start_s"].min()
     bars = bars.sort_values(["lane", "start_s"], kind="stable")
+    # bars closer than a pixel look like one, and thousands of them are slow to draw
     apart = bars["start_s"] - bars["finish_s"].shift() > span_s / _BARS
     begins = apart | (bars["lane"] != bars["lane"].shift()) | (bars["kind"] != bars["kind"].shift())
     columns = {"lane": "first", "kind": "first", "start_s": "min", "finish_s": "max"}

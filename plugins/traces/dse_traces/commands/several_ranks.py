@@ -21,11 +21,12 @@ import numpy as np
 from dse.errors import ConfigError, Problem
 from dse.results.run_folder import Outputs
 from dse.results.words import cell
+from dse_traces.commands.lines import unknown_lines
 from dse_traces.commands.one_rank import draw, kernels, summary, vars_of
 from dse_traces.profile.kernels import Profile
 from dse_traces.profile.ranks import Ranks, match, replay_without_waiting
 from dse_traces.profile.replay import Replayed, replay
-from dse_traces.profile.unnamed_kernels import unknown_kernels, unknown_lines
+from dse_traces.profile.unnamed_kernels import unknown_kernels
 from dse_traces.readers.formats import read_ranks
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def read_files(paths: Sequence[Path]) -> tuple[list[Profile], list[str]]:
             profiles += read_ranks(path)
         except ConfigError as error:
             problems += error.problems
+    # one profile of several files is no comparison of ranks: the damage is the answer
     if not profiles or (problems and len(profiles) == 1):
         raise ConfigError(problems or [Problem("profile", "names no file")])
     return profiles, [str(problem) for problem in problems]
@@ -73,6 +75,7 @@ def answer(ranks: Ranks, done: Mapping[int, Replayed]) -> Iterator[Table | str]:
         yield from _lost(ranks)
         yield from _unknown(ranks)
         return
+    # transfer is equal on all ranks, waiting is a mean over them
     transfer, waited = float(table["transfer_s"].sum()), float(table["waited_s"].sum())
     share = 100 * waited / (transfer + waited) if transfer + waited else 0.0
     yield (
@@ -87,6 +90,7 @@ def answer(ranks: Ranks, done: Mapping[int, Replayed]) -> Iterator[Table | str]:
             f"clocks are aligned by the ends of collectives, which then agree within {cell(middle, 's')} in the "
             f"median, {cell(most, 's')} for 95 % of them"
         )
+    # clocks that agree worse than a transfer lasts suggest a wrong match
     if most > float(ranks.shared["transfer_s"].median()):
         yield "that is longer than half of the collectives take: these may be different ones, of traces cut differently"
     yield from _absent(ranks)
@@ -98,6 +102,7 @@ def _absent(ranks: Ranks) -> Iterator[str]:
     """Yield that groups have more ranks than are here."""
     sizes = [profile.kernels["group_size"].dropna() for profile in ranks.profiles.values()]
     largest, here = max((int(size.max()) for size in sizes if len(size)), default=0), len(ranks.profiles)
+    # ranks that are not here may be the late ones
     if largest > here:
         yield f"a group has {largest:,} ranks, and {here} are here: waiting for the others counts as transfer"
 

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 
+# bounds of the fit: latency, start of an SM, rate of an SM, rate of the links, crowding, bend
 _LOWEST = (1e-7, 1e-10, 1e6, 1e8, 1e-6, 1.0)
 _HIGHEST = (1e-2, 1e-4, 1e12, 1e14, 1e-1, 12.0)
 _BENDS = (1.5, 4.0)  # from which the fit begins
@@ -44,6 +45,7 @@ class RateLaw:
         """Time of a byte of a long message on numbers of SMs."""
         num = np.asarray(sms, float)
         by_sms, by_links = 1 / (self.bytes_per_s_per_sm * num), (1 + self.crowding * num) / self.bytes_per_s
+        # the larger one is factored out of the p-norm, so that no power of a tiny time is formed
         most, least = np.maximum(by_sms, by_links), np.minimum(by_sms, by_links)
         return np.asarray(most * (1 + (least / most) ** self.bend) ** (1 / self.bend))
 
@@ -60,12 +62,16 @@ def fit_rate_law(payload_bytes: ArrayLike, sms: ArrayLike, seconds: ArrayLike) -
         raise ValueError(f"{times.size} rows: the law has {len(_LOWEST)} constants, and times are positive")
 
     def residuals(logs: Floats) -> Floats:
+        # relative errors: short and long messages count alike
         return np.asarray(np.log(_law(logs).seconds(payload, num) / times))
 
+    # all constants are positive, so the fit is of their logarithms, without constraints between them
     bounds = np.log(_LOWEST), np.log(_HIGHEST)
     starts = [np.clip(_first_guess(payload, num, times, bend=bend), *bounds) for bend in _BENDS]
+    # soft_l1 with 5 %: single slow runs must not pull the law; two starts, as a fit may stop at a local minimum
     fits = [least_squares(residuals, start, bounds=bounds, loss="soft_l1", f_scale=0.05) for start in starts]
     best = min(fits, key=lambda fit: float(fit.cost)).x
+    # residuals are predicted over measured, the spread is measured over predicted
     low, high = np.quantile(np.exp(-residuals(best)), _SPREAD)
     return _law(best, (float(low), float(high)))
 
@@ -77,7 +83,10 @@ def _law(logs: Floats, spread: tuple[float, float] = (1.0, 1.0)) -> RateLaw:
 
 def _first_guess(payload: Floats, sms: Floats, times: Floats, *, bend: float) -> Floats:
     """Logarithms of constants from which a fit begins, inside the bounds."""
+    # the largest payload shows rates, the shortest time the latency
     longest = payload == payload.max()
     rates = payload[longest] / times[longest]
+    # even the best run is below the rate of the links: 1.2 times as much is where the search begins
     guess = [times.min() / 2, 1e-8, (rates / sms[longest]).max(), 1.2 * rates.max(), 1e-4, bend]
+    # strictly inside, as the solver needs a feasible start
     return np.asarray(np.log(np.clip(guess, 1.001 * np.array(_LOWEST), 0.999 * np.array(_HIGHEST))))

@@ -20,30 +20,22 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from dse import plugins
 from dse_traces.laws.contention import CASES, ON_SMS, Laws, SideBySide, collective_sms, kernel_keys, side_by_side
-from dse_traces.profile.kernel_classes import PEER_COPY
-from dse_traces.profile.kernel_names import reduce_name
+from dse_traces.laws.kernel_groups import KernelClass, collective_groups, contention_classes, median_sms
 from dse_traces.profile.kernels import Profile
+from dse_traces.profile.replay import EMPTY_S, ENGINE
 from dse_traces.profile.waits import CAUSES, UNKNOWN, Waits, waits
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.taskgraph.timeline import Timeline
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
-ENGINE = "fluid"
-MOST_GROUPS = 20
-"""Groups of collectives, the rest are one more."""
-_MOST_CLASSES = 16
-_FEW_WAVES = 4  # of CTAs, whose number counts
-_SHORTEST_S = 1e-12  # of a part of a kernel
 _LEAST_PAUSE_S = 20e-6  # that is no gap between kernels
 _LEAST_SHARE = 1e-9  # of a kernel that others wait for
 _LEAST_ALONE = 0.1  # of the recorded time
-_STEP = 0.05  # to which measured slow-downs are rounded, so that kernels share classes
 EXPECTED = CASES.index("expected")
 
 
@@ -74,31 +66,37 @@ class Structure:
     @classmethod
     def of(cls, profile: Profile, delays: Waits) -> Structure:
         """The structure that was recorded."""
-        ran = delays.ran_s / np.maximum(profile.seconds[delays.other], _SHORTEST_S)
+        # a wait for SMs ends while the other kernel still runs: `reached` is the share that it had run by then
+        ran = delays.blocker_ran_s / np.maximum(profile.seconds[delays.blocker], EMPTY_S)
         shares = np.clip(ran, _LEAST_SHARE, 1.0)
-        other = delays.other.tolist()
-        needs = {kernel: (Need(0.0, place, float(shares[kernel])),) for kernel, place in enumerate(other) if place >= 0}
+        needs = {
+            kernel: (Need(0.0, blocker, float(shares[kernel])),)
+            for kernel, blocker in enumerate(delays.blocker.tolist())
+            if blocker >= 0
+        }
         return cls(tuple(delays.previous.tolist()), tuple(delays.launch_s.tolist()), needs)
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """B scenarios on one structure. case [B]: of the laws. stretch, taken, pull [B, G]: by group of collectives, the
-    factor on its time, the SMs that it holds, and its rate over the recorded one. gpu [B]: row of paces. paces [R, N]:
-    factors on the time of each kernel that computes, by GPU; the first is the one that was recorded.
+class Scenarios:
+    """B scenarios on one structure. case [B]: of the laws. stretch, held_sms, relative_rate [B, G]: by group of
+    collectives, the factor on its time, the SMs that it holds, and its rate over the recorded one. gpu [B]: row of
+    paces. paces [R, N]: factors on the time of each kernel that computes, by GPU and case; the first are those of the
+    one that was recorded.
     """
 
     case: Ints
     stretch: Floats
-    taken: Floats
-    pull: Floats
+    held_sms: Floats
+    relative_rate: Floats
     gpu: Ints
     paces: Floats
 
-    def take(self, rows: Ints) -> Numbers:
+    def take(self, rows: Ints) -> Scenarios:
         """Some of the scenarios."""
+        # paces are by GPU and not by scenario: `gpu` points into them
         by_scenario = {name: value[rows] for name, value in vars(self).items() if name != "paces"}
-        return Numbers(**by_scenario, paces=self.paces)
+        return Scenarios(**by_scenario, paces=self.paces)
 
 
 @dataclass(frozen=True)
@@ -118,14 +116,18 @@ class Host:
         and went on sooner after that than it had waited (inferred).
         """
         launch, end = delays.launch_s, profile.end_s
+        # argsort puts NaN last, so the slice keeps launched kernels only
         kernels = np.argsort(launch, kind="stable")[: int(np.isfinite(launch).sum())]
         place = np.full(len(profile), -1)
         place[kernels] = np.arange(len(kernels))
+        # roll() wraps around: the first launch has none before it, and is reset below
         before, waited = np.roll(kernels, 1), np.full(len(kernels), -1)
+        # how long the host paused until the kernel ended, and how soon after that it launched again
         pause, since = end[before] - launch[before], launch[kernels] - end[before]
         stopped = (since > 0) & (pause > since) & (pause > _LEAST_PAUSE_S)
         stopped[:1] = False
         waited[stopped] = before[stopped]
+        # the gap is part of every kernel's delay already, and must not count twice
         ready = np.maximum(launch[kernels] + delays.launch_delay_s - delays.gap_s, 0.0)
         return cls(kernels, ready, waited, place)
 
@@ -140,13 +142,12 @@ class Ran:
 
 
 @dataclass(frozen=True)
-class Contended:
+class ContentionModel:
     """A profile, what its kernels wait for, and its laws.
 
-    group [N]: of a collective, else -1; names: of the groups. sms [N]: that a collective holds. kernel_class [N]: of a
-    kernel that computes, else -1; classes: of each its kind, CTAs and measured slow-down (NaN: unknown).
-    alone_s [3, N]: time of each kernel alone, in each of the cases of the laws. origin [N]: the recorded kernel that
-    each is, or is a part of.
+    group [N]: of a collective, else -1; names: of the groups. sms [N]: that a collective holds. kernel_class [N]: place
+    in `classes` of a kernel that computes, else -1. alone_s [3, N]: time of each kernel alone, in each of the cases of
+    the laws. origin [N]: the recorded kernel that each is, or is a part of.
     """
 
     profile: Profile
@@ -156,7 +157,7 @@ class Contended:
     names: tuple[str, ...]
     sms: Floats
     kernel_class: Ints
-    classes: tuple[tuple[str, float, float], ...]
+    classes: tuple[KernelClass, ...]
     alone_s: Floats
     origin: Ints
 
@@ -186,85 +187,110 @@ class Contended:
     @cached_property
     def group_sms(self) -> Floats:
         """SMs that a collective of each group holds [G]."""
-        return _group_sms(self.group, self.sms, len(self.names))
+        return median_sms(self.group, self.sms, len(self.names))
 
     @cached_property
     def latency_s(self) -> Floats:
         """Latency of a collective of each group, of which each part has its own [G]: of the law, or of copy engines."""
+        # each part of a cut collective pays the start of its mover again
         dma = self.laws.hardware.gpu.dma
         return np.where(self.group_sms > 0, self.laws.rate.latency_s, dma.setup_s if dma is not None else 0.0)
 
     @cached_property
-    def slowed(self) -> Floats:
+    def collective_slowdown(self) -> Floats:
         """Factor [3, G] on the time of each group of collectives beside kernels of `ON_SMS`."""
-        return _slowed(self.profile, self.laws, self.group, len(self.names))
+        return _collective_slowdown(self.profile, self.laws, self.group, len(self.names))
 
-    def slowdowns(self, taken: Floats, pull: Floats) -> Floats:
+    def kernel_slowdowns(self, held_sms: Floats, relative_rate: Floats) -> Floats:
         """Factor [3, C, G] on the time of each class beside each group, by the SMs that it holds and its rate [G]."""
-        return np.stack([self.slowdown(place, taken=taken, pull=pull) for place in range(len(self.classes))], axis=1)
+        factors = [
+            self.class_slowdown(place, held_sms=held_sms, relative_rate=relative_rate)
+            for place in range(len(self.classes))
+        ]
+        return np.stack(factors, axis=1)
 
-    def slowdown(self, place: int, *, taken: Floats, pull: Floats, group: int | None = None) -> Floats:
+    def class_slowdown(
+        self, place: int, *, held_sms: Floats, relative_rate: Floats, group: int | None = None
+    ) -> Floats:
         """Factor [3, ...] on the time of one class beside one group, or all of them [G]."""
         recorded = self.group_sms if group is None else self.group_sms[group]
-        return _slowdown(self.laws, self.classes[place], taken=taken, pull=pull, recorded=recorded)
+        of_class = self.classes[place]
+        return _class_slowdown(self.laws, of_class, held_sms=held_sms, relative_rate=relative_rate, recorded=recorded)
 
-    def numbers(self, count: int = 1) -> Numbers:
+    def as_recorded(self, count: int = 1) -> Scenarios:
         """Scenarios as recorded, by the laws as expected."""
-        case, shape = np.full(count, EXPECTED), (count, len(self.names))
-        taken = np.broadcast_to(self.group_sms, shape).copy()
-        recorded, paces = np.zeros(count, np.intp), np.ones((1, len(self.profile)))
-        return Numbers(case, np.ones(shape), taken, np.ones(shape), recorded, paces)
+        shape = count, len(self.names)
+        return Scenarios(
+            case=np.full(count, EXPECTED),
+            stretch=np.ones(shape),
+            held_sms=np.broadcast_to(self.group_sms, shape).copy(),
+            relative_rate=np.ones(shape),
+            gpu=np.zeros(count, np.intp),
+            paces=np.ones((1, len(self.profile))),
+        )
 
-    def lower(self, structure: Structure, numbers: Numbers) -> tuple[TaskGraph, Ints, Ints]:
+    def lower(self, structure: Structure, scenarios: Scenarios) -> tuple[TaskGraph, Ints, Ints]:
         """The task graph of scenarios, and the first and the last task of each kernel [N]."""
-        return _Lowering(self, structure, numbers).build()
+        return _Lowering(self, structure, scenarios).build()
 
-    def run(self, structure: Structure, numbers: Numbers) -> Ran:
+    def run(self, structure: Structure, scenarios: Scenarios) -> Ran:
         """Run scenarios on the engine."""
-        graph, first, last = self.lower(structure, numbers)
+        graph, first, last = self.lower(structure, scenarios)
         timeline: Timeline = plugins.load("engine", ENGINE).run(graph)
         begun = timeline.issued[:, first] + graph["delay"][:, first]
         return Ran(timeline, begun, timeline.finished[:, last])
 
-    def makespans(self, structure: Structure, numbers: Numbers) -> Floats:
+    def makespans(self, structure: Structure, scenarios: Scenarios) -> Floats:
         """Time [B] from the first begin to the last end."""
-        graph, _, _ = self.lower(structure, numbers)
+        graph, _, _ = self.lower(structure, scenarios)
         return np.asarray(plugins.load("engine", ENGINE).totals(graph).makespan_s)
 
 
-def contended(profile: Profile, laws: Laws) -> Contended:
+def contention_model(profile: Profile, laws: Laws) -> ContentionModel:
     """A profile with the laws of its contention."""
-    group, names = _groups(profile)
+    group, names = collective_groups(profile)
     sms = collective_sms(profile, laws)
-    of, classes = _classes(profile, laws)
-    taken = _group_sms(group, sms, len(names))
+    class_of, classes = contention_classes(profile, laws)
+    recorded, full_rate = median_sms(group, sms, len(names)), np.ones(len(names))
     pairs = side_by_side(profile)
-    by_class = [_slowdown(laws, kind, taken=taken, pull=np.ones(len(names)), recorded=taken) for kind in classes]
+    # as recorded: every collective at its recorded rate and on its recorded SMs
+    by_class = [
+        _class_slowdown(laws, of_class, held_sms=recorded, relative_rate=full_rate, recorded=recorded)
+        for of_class in classes
+    ]
     factors = np.array(by_class).reshape(len(classes), len(CASES), len(names))
-    factors = factors[of[pairs.kernel], :, group[pairs.collective]]
-    slowed = _slowed(profile, laws, group, len(names))[:, group[pairs.collective]]
-    alone = _alone(profile, pairs, factors.T, slowed)
-    return Contended(profile, waits(profile), laws, group, names, sms, of, classes, alone, np.arange(len(profile)))
+    factors = factors[class_of[pairs.kernel], :, group[pairs.collective]]
+    of_collectives = _collective_slowdown(profile, laws, group, len(names))[:, group[pairs.collective]]
+    return ContentionModel(
+        profile=profile,
+        waits=waits(profile),
+        laws=laws,
+        group=group,
+        names=names,
+        sms=sms,
+        kernel_class=class_of,
+        classes=classes,
+        alone_s=_alone(profile, pairs, factors.T, of_collectives),
+        origin=np.arange(len(profile)),
+    )
 
 
-def _group_sms(group: Ints, sms: Floats, count: int) -> Floats:
-    return np.array([np.median(sms[group == place]) for place in range(count)])
-
-
-def _slowdown(laws: Laws, of_class: tuple[str, float, float], *, taken: Floats, pull: Floats, recorded: Any) -> Floats:
+def _class_slowdown(
+    laws: Laws, of_class: KernelClass, *, held_sms: Floats, relative_rate: Floats, recorded: Any
+) -> Floats:
     """Factor [3, ...] on the time of a class beside collectives that hold some SMs at some rate.
 
     recorded: SMs that they held as recorded. A measured factor changes with both as the law does.
     """
     kind, ctas, measured = of_class
-    by_law = laws.slowdown(kind, ctas, taken=taken, pull=pull)
-    if np.isnan(measured):
+    by_law = laws.slowdown(kind, ctas, held_sms=held_sms, relative_rate=relative_rate)
+    if measured is None:
         return by_law
-    as_recorded = laws.slowdown(kind, ctas, taken=np.broadcast_to(recorded, np.shape(taken)))
+    as_recorded = laws.slowdown(kind, ctas, held_sms=np.broadcast_to(recorded, np.shape(held_sms)))
     return np.asarray(np.maximum(measured * by_law / as_recorded, 1.0))
 
 
-def _slowed(profile: Profile, laws: Laws, group: Ints, count: int) -> Floats:
+def _collective_slowdown(profile: Profile, laws: Laws, group: Ints, count: int) -> Floats:
     """Factor [3, G] on each group of collectives beside kernels of `ON_SMS`: as measured, else by the law of those that
     hold SMs.
     """
@@ -273,6 +299,7 @@ def _slowed(profile: Profile, laws: Laws, group: Ints, count: int) -> Floats:
     factors = list[Floats]()
     for place in range(count):
         of = measured[(group == place) & np.isfinite(measured)]
+        # copy engines do not compete for SMs, so kernels there do not slow them
         unmeasured = np.ones(len(CASES)) if profile.is_peer_copy[group == place].all() else by_law
         factors.append(np.full(len(CASES), of.mean()) if of.size else unmeasured)
     return np.array(factors).reshape(count, len(CASES)).T
@@ -281,69 +308,33 @@ def _slowed(profile: Profile, laws: Laws, group: Ints, count: int) -> Floats:
 def at_once(profile: Profile) -> int:
     """Largest number of collectives that ran at once."""
     start, end = profile.start_s[profile.is_collective], profile.end_s[profile.is_collective]
+    # begun so far less ended so far, at each begin
     running = np.searchsorted(np.sort(start), start, side="right") - np.searchsorted(np.sort(end), start, side="right")
     return max(1, int(running.max(initial=1)))
 
 
-def _alone(profile: Profile, pairs: SideBySide, factors: Floats, slowed: Floats) -> Floats:
-    """Time [3, N] of each kernel alone. factors, slowed: slow-downs [3, P] of the pairs' kernels and collectives."""
+def _alone(profile: Profile, pairs: SideBySide, of_kernels: Floats, of_collectives: Floats) -> Floats:
+    """Time [3, N] of each kernel alone. of_kernels, of_collectives: slow-downs [3, P] of both kernels of each pair."""
     seconds = profile.seconds
-    saved = pairs.seconds * (1 - 1 / factors)
+    # o (1 - 1 / f) of the module
+    saved = pairs.seconds * (1 - 1 / of_kernels)
     heavy = np.isin(profile.kernels["kind"].to_numpy()[pairs.kernel], ON_SMS)
-    lost = pairs.seconds * heavy * (1 - 1 / slowed)
+    lost = pairs.seconds * heavy * (1 - 1 / of_collectives)
     alone = [
         seconds - np.bincount(pairs.kernel, of, len(seconds)) - np.bincount(pairs.collective, also, len(seconds))
         for of, also in zip(saved, lost, strict=True)
     ]
+    # laws that overshoot must not leave nothing: a kernel keeps a tenth of its recorded time
     return np.maximum(alone, _LEAST_ALONE * seconds)
-
-
-def _groups(profile: Profile) -> tuple[Ints, tuple[str, ...]]:
-    """Group of each collective and its name: by name, payload and CTAs, those with the most time first."""
-    kernels = profile.kernels[profile.is_collective]
-    labels = {name: reduce_name(name).label() for name in kernels["name"].unique()}
-    names = kernels["collective"].str.slice(0, 40).fillna(kernels["name"].map(labels))
-    sizes = [f", {size / 1e6:.3g} MB" if size > 0 else "" for size in kernels["payload_bytes"]]
-    counts = kernels["ctas"].astype("string").fillna("?").mask(kernels["kind"] == PEER_COPY, "")
-    ctas = [f", {count} CTAs" if count else ", copy engines" for count in counts]
-    keys = names.astype("string") + pd.Series(sizes, kernels.index, "string") + pd.Series(ctas, kernels.index, "string")
-    ordered = kernels["seconds"].groupby(keys).sum().sort_values(ascending=False, kind="stable").index.tolist()
-    places = {key: min(place, MOST_GROUPS) for place, key in enumerate(ordered)}
-    group = np.full(len(profile), -1)
-    group[kernels.index] = keys.map(places)
-    rest = ["other collectives"] if len(ordered) > MOST_GROUPS else []
-    return group, (*(str(name) for name in ordered[:MOST_GROUPS]), *rest)
-
-
-def _classes(profile: Profile, laws: Laws) -> tuple[Ints, tuple[tuple[str, float, float], ...]]:
-    """Class of each kernel that computes, and of each class its kind, CTAs and measured slow-down (NaN: not known).
-
-    Kernels with a measured slow-down are of a class by that alone; CTAs of the others count where they are few.
-    """
-    kernels = profile.kernels[profile.is_compute]
-    measured = kernel_keys(profile)[profile.is_compute].map(laws.measured).to_numpy(float)
-    measured = np.where(measured < 1 + _STEP / 2, 1.0, np.round(measured / _STEP) * _STEP)
-    ctas = kernels["ctas"].to_numpy(float, na_value=np.nan)
-    counts = kernels["kind"].isin(ON_SMS).to_numpy(bool) & (ctas <= _FEW_WAVES * laws.sms) & np.isnan(measured)
-    parts = kernels["kind"], np.where(counts, ctas, -1.0), np.nan_to_num(measured)
-    keys = pd.Series(list(zip(*parts, strict=True)), kernels.index)
-    spent = kernels["seconds"].groupby(keys).sum().sort_values(ascending=False, kind="stable")
-    single = [key for key in spent.index if key[1] > 0][:_MOST_CLASSES]
-    shown = [*single, *(key for key in spent.index if key[2] > 0), *((kind, -1.0, 0.0) for kind in parts[0].unique())]
-    places = {key: place for place, key in enumerate(shown)}
-    of = np.full(len(profile), -1)
-    of[kernels.index] = [places.get(key, places[key[0], -1.0, 0.0]) for key in keys]
-    nan = float("nan")
-    return of, tuple((str(kind), count if count > 0 else nan, factor or nan) for kind, count, factor in shown)
 
 
 @dataclass
 class _Lowering:
     """The task graph of scenarios while it is built."""
 
-    model: Contended
+    model: ContentionModel
     structure: Structure
-    numbers: Numbers
+    scenarios: Scenarios
     graph: GraphBuilder = field(default_factory=GraphBuilder)
     ends: dict[tuple[int, float], int] = field(default_factory=dict)
     launches: list[int] = field(default_factory=list)
@@ -356,20 +347,21 @@ class _Lowering:
         columns = [profile.kernels[name].tolist() for name in ("name", "kind", "stream")]
         groups = self._named_groups()
         for kernel, (name, kind, stream) in enumerate(zip(*columns, strict=True)):
+            # collectives share as many slots as ran at once: more would contend for links in unknown ways
             pool = links if self.model.group[kernel] >= 0 else -1
             options = {"lane": f"stream {stream}", "cap": 1.0, "group": groups[kernel], "pool": pool}
             work = self._work(kernel)
             after, begun = self._before(kernel, last), 0.0
             for until in cuts[kernel]:
                 needed = [self.ends[need.other, need.reached] for need in self._needs(kernel) if need.at == begun]
-                amount = np.maximum((until - begun) * work, _SHORTEST_S)
+                amount = np.maximum((until - begun) * work, EMPTY_S)
                 part: dict[str, Any] = {"work": amount, "delay": self._delay(kernel, begun), **options}
                 after = [self.graph.task(name, kind, after=[*after, *needed], **part)]
                 self.ends[kernel, until] = after[0]
                 first[kernel] = first[kernel] if begun else after[0]
                 begun = until
             last[kernel] = after[0]
-        self._slow()
+        self._add_contention()
         return self.graph.build(), first, last
 
     def _needs(self, kernel: int) -> tuple[Need, ...]:
@@ -377,6 +369,7 @@ class _Lowering:
 
     def _cuts(self) -> list[list[float]]:
         """Shares at which parts of each kernel end."""
+        # a kernel is cut at every share at which another one may begin, or from which on it waits itself
         cuts: list[set[float]] = [{1.0} for _ in self.structure.previous]
         for kernel, needs in self.structure.needs.items():
             for need in needs:
@@ -388,8 +381,10 @@ class _Lowering:
         """Tasks that the first part of a kernel waits for: of its stream, and its launch."""
         previous, place = self.structure.previous[kernel], int(self.model.host.place[kernel])
         after = [int(last[previous])] if previous >= 0 else []
+        # launches are added in the order of the host, which need not be that of the kernels' begins
         while len(self.launches) <= place:
             self._launch(kernel, last)
+        # a structure without this launch (NaN) has kernels that are launched ahead
         if place >= 0 and np.isfinite(self.structure.launch_s[kernel]) and self.launches[place] >= 0:
             after.append(self.launches[place])
         return after
@@ -400,10 +395,13 @@ class _Lowering:
         before, waited = (self.launches[-1] if place else -1), int(host.waited[place])
         since = float(host.ready_s[place - 1]) if place else 0.0
         after = [before] if before >= 0 else []
+        # only kernels that are in the graph by now can be waited for
         if 0 <= waited < kernel:
             after.append(int(last[waited]))
             since = max(since, float(self.model.profile.end_s[waited]))
+        # the host is busy for as long as it was recorded to be, from the last event that it waited for on
         delay = max(float(host.ready_s[place]) - since, 0.0)
+        # a launch at the same time as the one before needs no task of its own
         new = delay > 0 or len(after) > 1 or 0 <= waited < kernel
         self.launches.append(
             self.graph.task("launch", "launch", after=after, delay=delay, cap=1.0, lane="host") if new else before
@@ -414,6 +412,7 @@ class _Lowering:
         if kernel in self.structure.fused:
             return 0.0
         parts, _ = self.structure.parts.get(kernel, (1, 1.0))
+        # a part at a multiple of 1 / parts is launched; other cuts only mark where others may begin
         own = begun == 0.0 or (parts > 1 and abs(begun * parts - round(begun * parts)) < 1e-9)
         group = self.model.group[kernel]
         latency = float(self.model.latency_s[group]) if begun > 0 and group >= 0 else 0.0
@@ -422,17 +421,19 @@ class _Lowering:
 
     def _work(self, kernel: int) -> Any:
         """Time of a kernel alone: a number, or [B] where scenarios differ."""
-        numbers, group = self.numbers, self.model.group[kernel]
+        scenarios, group = self.scenarios, self.model.group[kernel]
         of_case = self.model.alone_s[:, kernel]
-        work = of_case[numbers.case] if np.ptp(of_case) > 0 else of_case[EXPECTED]
+        # equal in all cases: a plain number saves memory of [B] for every task
+        work = of_case[scenarios.case] if np.ptp(of_case) > 0 else of_case[EXPECTED]
         factor: Any = self.structure.parts.get(kernel, (1, 1.0))[1]
         if (fused := self.structure.fused.get(kernel)) is not None:
-            factor = factor * np.array(fused)[numbers.case]
+            factor = factor * np.array(fused)[scenarios.case]
         if group >= 0:
-            return work * factor * numbers.stretch[:, group]
-        if self.model.kernel_class[kernel] < 0 or (len(numbers.paces) == 1 and numbers.paces[0, kernel] == 1):
+            return work * factor * scenarios.stretch[:, group]
+        # equal on all GPUs: again a plain number
+        if self.model.kernel_class[kernel] < 0 or (scenarios.paces[:, kernel] == 1).all():
             return work * factor
-        return work * factor * numbers.paces[numbers.gpu, kernel]
+        return work * factor * scenarios.paces[scenarios.gpu, kernel]
 
     def _named_groups(self) -> list[str]:
         """Group of the contention laws of each kernel, or ""."""
@@ -442,19 +443,21 @@ class _Lowering:
             for group, of in zip(model.group.tolist(), model.kernel_class.tolist(), strict=True)
         ]
 
-    def _slow(self) -> None:
+    def _add_contention(self) -> None:
         """Add the laws: classes beside groups, and groups by SMs beside classes of `ON_SMS`."""
-        numbers, model = self.numbers, self.model
-        rows = np.arange(len(numbers.case))
-        for of, (kind, _, _) in enumerate(model.classes):
+        scenarios, model = self.scenarios, self.model
+        rows = np.arange(len(scenarios.case))
+        for place, of_class in enumerate(model.classes):
             for group in range(len(model.names)):
-                taken, pull = numbers.taken[:, group], numbers.pull[:, group]
-                factors = model.slowdown(of, taken=taken, pull=pull, group=group)[numbers.case, rows]
-                self._law(f"class {of}", f"collective {group}", 1 / factors)
-                if kind in ON_SMS:
-                    slowed = 1 / model.slowed[numbers.case, group]
-                    self._law(f"collective {group}", f"class {of}", np.where(taken > 0, slowed, 1.0))
+                sms, rate = scenarios.held_sms[:, group], scenarios.relative_rate[:, group]
+                factors = model.class_slowdown(place, held_sms=sms, relative_rate=rate, group=group)
+                self._add_law(f"class {place}", f"collective {group}", 1 / factors[scenarios.case, rows])
+                # collectives slow down in turn, if they hold SMs
+                if of_class.kind in ON_SMS:
+                    rates = 1 / model.collective_slowdown[scenarios.case, group]
+                    self._add_law(f"collective {group}", f"class {place}", np.where(sms > 0, rates, 1.0))
 
-    def _law(self, group: str, active: str, factor: Floats) -> None:
+    def _add_law(self, group: str, active: str, factor: Floats) -> None:
+        # a law without any effect would cost the engine time in every event
         if (factor < 1).any():
             self.graph.slows(group, while_active=active, factor=factor)

@@ -27,6 +27,7 @@ from dse_traces.profile.path_causes import (
 POINT, PROFILE = "point", "profile"
 Pair = tuple[float, float]
 _ROUNDING = 1e-9  # within which both sides have the same work, whichever run comes first
+# "layer 3: all-reduce" and "layer 4: all-reduce" align
 _NUMBER = re.compile(r"(\s+from)?\s*\b\d+\b")
 
 
@@ -95,6 +96,7 @@ class Difference:
     def alike(self, stretch: Stretch) -> tuple[str, str]:
         """What aligns the stretches of two runs: name without numbers, and kind; of a point and a profile, the side."""
         kind = self._kind(stretch)
+        # names of kernels and of tasks have nothing in common
         return (kind if self._mixed else _NUMBER.sub("", stretch.name)), kind
 
     @property
@@ -120,6 +122,7 @@ def compare(first: Explained, second: Explained) -> Difference:
     for stretch in (*first.path, *second.path):
         if stretch.side != NEITHER:
             work[stretch.side] += stretch.causes.get(WORK, 0.0)
+    # a tie, within rounding, is computation, whichever run comes first
     bound = COMMUNICATION if work[COMMUNICATION] > work[COMPUTE] * (1 + _ROUNDING) else COMPUTE
     return Difference(_with_dependencies(first, bound), _with_dependencies(second, bound), bound)
 
@@ -129,7 +132,9 @@ def _with_dependencies(run: Explained, bound: str) -> Explained:
 
 
 def _dependent(stretch: Stretch, bound: str) -> Stretch:
+    # work of the side that bounds is needed anyway; waits and launches have no side
     if stretch.side in (bound, NEITHER):
         return stretch
+    # contention and launches of the other side stay: they are no work that could be hidden
     causes = {DEPENDENCY if cause == WORK else cause: seconds for cause, seconds in stretch.causes.items()}
     return replace(stretch, causes=causes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+# PyTorch's mark, and what training loops call their ranges; "optimizer step" is a part of one
 _NAME = re.compile(r"ProfilerStep#\d+|(train(ing)?[ _])?(iteration|iter|step)[ _#:]*\d*", re.IGNORECASE)
 
 

@@ -57,8 +57,10 @@ Patterns = Mapping[str, Sequence[str]]
 OPTION = "kernels"
 """The word of a command that names a file of patterns."""
 _TABLE = "kernel_classes.yaml"
+# expressions are searched in names of strangers: their time is bounded by the length
 _MOST_READ = {"base": 400, "namespace": 400, "arguments": 4000}  # letters of each part of a name
 _MOST_PATTERNS, _LONGEST_PATTERN = 1000, 200
+# marks that plain patterns never need: escapes, repetitions, groups with alternatives, sets
 _EXPRESSION = re.compile(r"[\\+?]|\([^()]*\||\|[^()]*\)|\[\^?\w-\w")
 _SYNTAX = "write plain text, with * for anything, ^ and $ for begin and end, | between alternatives"
 _EXAMPLE = "write lines such as `collective: [my_dispatch, my_combine]`"
@@ -74,6 +76,7 @@ class _Rule:
     def fits(self, name: KernelName) -> bool:
         """Tell whether a name is of this rule."""
         parts = {"base": name.words, "namespace": name.namespace, "arguments": name.arguments}
+        # every field that a rule names must fit; a field that it leaves out does not matter
         return all(pattern.search(parts[field][: _MOST_READ[field]]) for field, pattern in self.patterns.items())
 
 
@@ -110,6 +113,7 @@ def fits_pattern(name: str, pattern: str) -> bool:
     >>> fits_pattern("void my_ep::send_rows<4>(int4*)", "^my_ep::*rows$"), fits_pattern("my_add", "mul|cat")
     (True, False)
     """
+    # mangled names are readable only when reduced, others only as recorded
     texts = reduce_name(name).qualified.lower(), name[:MOST_LETTERS].lower()
     alternatives = [alternative.strip().lower() for alternative in pattern.split("|")]
     return any(_fits(text, alternative) for alternative in alternatives for text in texts)
@@ -121,10 +125,13 @@ def _fits(text: str, pattern: str) -> bool:
     body = pattern.removeprefix("^").removesuffix("$").replace(".*", "*")
     first, *pieces = body.split("*")
     at = (0 if text.startswith(first) else -1) if pattern.startswith("^") else text.find(first)
+    # a fixed end: find() would stop at an earlier occurrence
     if pattern.endswith("$") and not pieces:
         return text.endswith(first) and (not pattern.startswith("^") or text == first)
     for piece in pieces:
+        # each piece after the one before it, so that pieces keep their order
         at, first = (text.find(piece, at + len(first)) if at >= 0 else -1), piece
+    # the last piece must not overlap with the one before it to reach the end
     ends = not pattern.endswith("$") or (text.endswith(first) and len(text) - len(first) >= at)
     return at >= 0 and ends
 
@@ -160,6 +167,7 @@ def check_patterns(tree: Mapping[Any, Any], path: str) -> Patterns:
 
 def _wrong(text: Any, path: str) -> Iterator[Problem]:
     """Why a text is no pattern."""
+    # a pattern of marks alone would fit every kernel
     if not isinstance(text, str) or not text.strip("^$*.| "):
         yield Problem(path, "is no text that a name could hold", text, _SYNTAX)
     elif len(text) > _LONGEST_PATTERN:

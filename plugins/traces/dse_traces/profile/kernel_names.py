@@ -15,13 +15,16 @@ from functools import cached_property
 
 MOST_LETTERS = 1 << 13
 """Of a name, that are looked at."""
+# marks of compilers and loaders: clones, kernel descriptors of AMD, partial inlining
 _SUFFIX = re.compile(r"(\s*\[clone [^\]]*\]|\.kd|\.(isra|constprop|part|cold|llvm)(\.\d+)*)+\s*$")
 _NAMELESS = re.compile(
     r"\(anonymous( namespace| class)?\)|\{anonymous\}|<unnamed>|`anonymous[ -]namespace'"
     r"|\b_GLOBAL__N_\w*|\b_NV_ANON_NAMESPACE\b|\b_INTERNAL_\w+"
 )
+# tokens at which a signature changes its level; `->` is one, so that its > closes no template
 _MARKS = re.compile(r"->|::|[<>()\[\]{}\s]")
 _CLOSES = {">": "<", ")": "(", "]": "[", "}": "{"}
+# between aB, between the capitals of ABc, and at what is no letter or digit
 _CASES = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[_\W]+")
 _COPY = re.compile(r"\[?(cuda |hip )?mem(cpy|set)|copy(host|device|peer|buffer)|fillbuffer|memory_?copy", re.IGNORECASE)
 
@@ -63,10 +66,13 @@ def reduce_name(text: str) -> KernelName:
     'deep_ep::intranode::dispatch'
     """
     plain = _SUFFIX.sub("", text[:MOST_LETTERS].strip()).strip().removeprefix("typeinfo name for ")
+    # names of copies hold brackets and arrows that are no signature
     if _COPY.match(plain):
         return KernelName(plain)
+    # one or two underscores before _Z: macOS and some tools add one
     mangled = re.match(r"_?_Z(TS)?[NLZ\dS]", plain)
     name = _Mangled(plain).name() if mangled else _of_signature(_NAMELESS.sub("", plain))
+    # a name that cannot be reduced is kept as a whole
     return name if name.base else KernelName(plain)
 
 
@@ -76,6 +82,7 @@ def _of_signature(text: str) -> KernelName:
         return KernelName(text)  # words, and no signature
     words, parts, arguments = list[KernelName](), [""], list[str]()
     open_at, since = list[str](), 0
+    # None at the end: the rest after the last mark is handled in the same way
     for mark in (*_MARKS.finditer(text), None):
         token, at = (mark.group(), mark.start()) if mark else ("", len(text))
         if open_at:
@@ -85,10 +92,13 @@ def _of_signature(text: str) -> KernelName:
             continue
         parts[-1] += text[since:at]
         since = at + len(token)
+        # a namespace: the template arguments so far were of a class around the kernel
         if token == "::":
             parts, arguments = [*parts, ""], []
+        # a blank ends the return type or a qualifier: the last word is the name
         elif token.isspace():
             words, parts, arguments = [*words, _join(parts, arguments)], [""], []
+        # arguments begin here; decltype(...) is a part of the return type
         elif token == "(" and parts[-1] != "decltype":
             break
         elif token and token in "<([{":
@@ -104,9 +114,12 @@ def _join(parts: list[str], arguments: list[str]) -> KernelName:
 
 def _step(token: str, open_at: list[str]) -> bool:
     """Follow a bracket inside of others; True where the outermost one closes."""
+    # inside () a < is a comparison
     if token in "<([{" and not (token == "<" and open_at[-1] != "<"):
         open_at.append(token)
+    # a > closes only templates: in other brackets it is an operator
     elif token in _CLOSES and _CLOSES[token] in open_at and (token != ">" or open_at[-1] == "<"):
+        # a bracket that was never closed is dropped with the one around it
         while open_at.pop() != _CLOSES[token]:
             pass
     return not open_at
@@ -125,6 +138,7 @@ class _Mangled:
             self._at = prefix.end()
         nested = self._take("N")
         while self._at < len(self._text) and self._component():
+            # a plain name is one component; its template arguments may follow
             if not nested and self._names and self._text[self._at : self._at + 1] != "I":
                 break
         *outer, base = self._names or [""]
@@ -145,6 +159,7 @@ class _Mangled:
             if name and not name.startswith("_GLOBAL__N"):
                 self._names.append(name)
             return True
+        # qualifiers, substitutions (St is std), constructors, local types and operators: no names to keep
         return bool(self._take(r"[rVKRO]+|L|St|S[absiod]|S[0-9A-Z]*_|[CD]\d|Ut\d*_|B(?=\d)|(cl|pl|mi|ls|rs)(?=[EI])"))
 
     def _source(self) -> str | None:
@@ -162,8 +177,10 @@ class _Mangled:
                 names.append(name)
             elif self._take("E"):
                 closed = opened.pop()
+                # a value of an enumeration: (Type)3, as demanglers write it
                 if closed == "L" and (value := self._take(r"n?\d+E?")):
                     names.append(f"({names[-1] if names else ''}){value.rstrip('E')}")
+                # a lambda ends with its number, and what is no lambda with nothing: (?!) never matches
                 self._take(r"\d*_" if closed == "U" else r"(?!)")
             else:
                 self._pass(opened)
@@ -171,6 +188,7 @@ class _Mangled:
 
     def _pass(self, opened: list[str]) -> None:
         """Pass what is no name: a type, a literal, or the begin of something that ends with E."""
+        # literals, substitutions, template parameters, arrays, vectors, builtin types, lambdas, function parameters
         if self._take(r"L[a-z]n?[\da-f.]*E|S[absiodt]|S[0-9A-Z]*_|T[0-9]*_|A\d*_|Dv\d*_|D[a-z]|Ut\d*_|fp\w?\d*_"):
             return
         if self._take(r"LN"):
@@ -180,4 +198,5 @@ class _Mangled:
         elif mark := self._take(r"Ul|[INXJFZ]|L"):
             opened.append(mark[0] if mark != "L" else "Z")
         else:
+            # builtin types of one letter
             self._at += 1

@@ -6,6 +6,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ _EPOCH_S = 3600.0
 """Between kernels that are of different epochs: no profile goes on for so long without a kernel."""
 _LONGEST_S = 86400.0
 """A kernel may take: longer ones are faults of the clock."""
-_SHORTEST_S = 1e-12
+_SHORTEST_KERNEL_S = 1e-12
 """A kernel takes, if it takes any time: no clock tells less."""
 
 COLUMNS: Mapping[str, str] = {
@@ -67,12 +68,7 @@ COLUMNS: Mapping[str, str] = {
 take part; sequence: the number of the collective in its group, as the profiler tells it; source_rank, destination_rank:
 of a message. waited_for_ranks_s: part of a collective's seconds in which another rank had not begun it; NaN where
 profiles of other ranks were not read. shape: operator, sizes of its inputs and their type
-(`dse_traces.profile.shapes`)."""
-DTYPE_BYTES = {
-    **{"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2},
-    **{"Char": 1, "Byte": 1, "Bool": 1},
-}
-"""Bytes of an element of a collective, by the name that PyTorch has for its type."""
+(`dse_traces.profile.shapes`). payload_bytes: of the largest tensor of a GPU (`dse_traces.profile.payloads`)."""
 
 
 @dataclass(frozen=True)
@@ -101,17 +97,17 @@ class Profile:
     def __len__(self) -> int:
         return len(self.kernels)
 
-    @property
+    @cached_property
     def start_s(self) -> Floats:
         """Start of each kernel [s; N]."""
         return self.kernels["start_s"].to_numpy(float)
 
-    @property
+    @cached_property
     def seconds(self) -> Floats:
         """Duration of each kernel [s; N]."""
         return self.kernels["seconds"].to_numpy(float)
 
-    @property
+    @cached_property
     def end_s(self) -> Floats:
         """End of each kernel [s; N]."""
         return self.start_s + self.seconds
@@ -121,12 +117,12 @@ class Profile:
         """From the first start to the last end."""
         return float(self.end_s.max() - self.start_s.min())
 
-    @property
+    @cached_property
     def streams(self) -> NDArray[np.intp]:
         """Stream of each kernel, numbered from 0 in the order in which they are met [N]."""
         return np.asarray(pd.factorize(self.kernels["stream"])[0])
 
-    @property
+    @cached_property
     def is_collective(self) -> Marks:
         """Kernels that communicate, and copies between GPUs [N]."""
         return np.asarray(self.kernels["kind"].isin(COMMUNICATES))
@@ -141,7 +137,7 @@ class Profile:
         """Kernels during which data moves between GPUs: those that communicate, and those that multiply as well [N]."""
         return self.is_collective | self.is_fused
 
-    @property
+    @cached_property
     def is_peer_copy(self) -> Marks:
         """Copies between GPUs by copy engines, which hold no SM [N]."""
         return np.asarray(self.kernels["kind"] == PEER_COPY)
@@ -151,9 +147,10 @@ class Profile:
         """Kernels whose names do not tell what they do; they are taken to compute [N]."""
         return np.asarray(self.kernels["kind"] == OTHER)
 
-    @property
+    @cached_property
     def is_compute(self) -> Marks:
         """Kernels that compute: they neither communicate nor copy, and are no graphs of unknown kernels [N]."""
+        # what is unknown (`OTHER`) counts as computation: most kernels compute
         return np.asarray(~self.kernels["kind"].isin((*COMMUNICATES, GRAPH, *MOVED)))
 
     @property
@@ -170,6 +167,7 @@ class KernelRows:
     """
 
     def __init__(self) -> None:
+        # one float64 for each number, and no Python object; whole numbers are exact up to 2**53
         self._numbers = {name: array("d") for name, kind in COLUMNS.items() if kind != "string"}
         self._texts: dict[str, list[str | None]] = {name: [] for name, kind in COLUMNS.items() if kind == "string"}
         self._same: dict[str, str] = {}  # one object for equal texts
@@ -184,6 +182,7 @@ class KernelRows:
         if len(self) >= MOST_KERNELS:
             self.left_out += 1
             return
+        # all numbers are read before any column grows, so that columns stay equally long
         numbers = {name: _NAN if (value := row.get(name)) is None else float(value) for name in self._numbers}
         operator = _NAN if (value := row.get("operator")) is None else float(value)
         for name, value in numbers.items():
@@ -197,11 +196,13 @@ class KernelRows:
         legal = self._same.get(text)
         if legal is None:
             legal = legal_text(str(text))
+            # the shorter text is the key, so that a very long one is not kept alive
             self._same[text if len(text) <= len(legal) else legal] = legal
         return legal
 
     def name_shapes(self, shapes: Mapping[int, str]) -> None:
         """Give each kernel the shape of the operator that launched it, where it is known."""
+        # key == key is false for NaN, which stands for no operator
         self._texts["shape"] = [shapes.get(int(key)) if key == key else None for key in self._operators]
 
     def replace(self, name: str, values: Mapping[int, float]) -> None:
@@ -215,6 +216,7 @@ class KernelRows:
         columns = {name: pd.Series(column, dtype=kinds[name]) for name, column in self._texts.items()}
         for name, column in self._numbers.items():
             values = np.array(column)
+            # larger values are not whole numbers any more: they are unknown
             if kinds[name] == "Int64":
                 values = np.where(np.abs(values) < _EXACT, np.trunc(values), np.nan)
             columns[name] = pd.Series(values).astype(kinds[name])
@@ -242,9 +244,11 @@ def profile_of(
         losses = "; ".join(f"{count} {reason}" for reason, count in counts.items() if count)
         way = "record it with torch.profiler and ProfilerActivity.CUDA"
         raise ConfigError([Problem("profile", "holds no kernel of a GPU", losses or legal_text(source), way)])
+    # all durations 0: a description of a graph, and not a run
     if not float(kernels["seconds"].sum()):
         way = "record it while it runs; what a simulator takes as its input holds no times"
         raise ConfigError([Problem("profile", "holds no kernel that takes any time", legal_text(source), way)])
+    # stable: kernels that begin together keep the order of the file, in which they were recorded
     kernels = kernels.sort_values("start_s", kind="stable", ignore_index=True)
     first = float(kernels["start_s"].iloc[0])
     kernels = kernels.assign(start_s=kernels["start_s"] - first, launch_s=kernels["launch_s"] - first)
@@ -265,7 +269,9 @@ def _kinds(kernels: pd.DataFrame, patterns: Patterns) -> pd.Series[str]:
     """The class of each kernel [N]; what was recorded as a collective is one, unless it multiplies as well."""
     names = kernels["name"].unique()
     kinds = {name: GRAPH if name.startswith(GRAPH_NAME) else kernel_class(name, patterns) for name in names}
+    # classes by distinct names: rules are expressions, and slow
     named = kernels["name"].map(kinds)
+    # a profiler that records a collective knows better than a name
     return named.mask(kernels["collective"].notna() & (named != FUSED), COLLECTIVE).astype("string")
 
 
@@ -275,6 +281,7 @@ def _is_span(start: float, end: float) -> bool:
 
 def _with_plain_payloads(kernels: pd.DataFrame, counts: Counter[str]) -> pd.DataFrame:
     """The table with unknown sizes in place of those that are not possible, which are counted."""
+    # a size of 0 is legal for a payload, and for nothing else
     for name, least in (("payload_bytes", 0), ("group_size", 1), ("ctas", 1)):
         wrong = (kernels[name] < least).fillna(value=False).to_numpy(bool)
         if name == "payload_bytes":
@@ -291,7 +298,9 @@ def _usable(kernels: pd.DataFrame, counts: Counter[str]) -> pd.DataFrame:
     streamless, endless = kernels["stream"].isna().to_numpy(bool), timed & (seconds > _LONGEST_S)
     usable = timed & ~streamless & ~endless
     away = usable.copy()
+    # times that are not usable must not shift the epochs of others
     away[usable] = _away(start[usable], start[usable] + seconds[usable])
+    # a launch hours before its kernel is of another run with the same number
     late = np.isinf(launch) | (launch > start) | (start - launch > _EPOCH_S)
     for reason, marks in {
         "kernels without a stream": streamless,
@@ -301,7 +310,7 @@ def _usable(kernels: pd.DataFrame, counts: Counter[str]) -> pd.DataFrame:
         "launches that are later than their kernel": late & ~(away | endless),
     }.items():
         counts[reason] += int(marks.sum())
-    seconds = np.where(seconds < _SHORTEST_S, 0.0, seconds)
+    seconds = np.where(seconds < _SHORTEST_KERNEL_S, 0.0, seconds)
     kept: pd.DataFrame = kernels.assign(launch_s=np.where(late, np.nan, launch), seconds=seconds)[usable & ~away]
     return kept
 
@@ -309,11 +318,13 @@ def _usable(kernels: pd.DataFrame, counts: Counter[str]) -> pd.DataFrame:
 def _away(start: Floats, end: Floats) -> Marks:
     """The kernels that begin, or end, more than an hour away from most others [N]."""
     order = np.argsort(start, kind="stable")
+    # a new epoch begins after an hour without any begin; the one with most kernels is the run
     epochs = np.cumsum(np.diff(start[order], prepend=start[order[:1]]) > _EPOCH_S)
     if not len(epochs):
         return np.zeros(0, bool)
     away = np.zeros(len(start), bool)
     away[order] = epochs != np.argmax(np.bincount(epochs))
+    # a kernel may also end far after all begins of the run: its duration is wrong
     return np.asarray(away | (end > start[~away].max() + _EPOCH_S) & (end - start > _EPOCH_S))
 
 

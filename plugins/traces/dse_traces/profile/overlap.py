@@ -45,6 +45,7 @@ def overlapped(start_s: Floats, end_s: Floats, *, computes: Marks, communicates:
     either = _union(start_s, end_s, computes | communicates)
     span = float(end_s.max() - start_s.min())
     anything = _union(start_s, end_s, np.ones(len(start_s), bool))
+    # inclusion and exclusion: both = compute + collective - either; rounding may make it negative
     return Overlapped(span, compute, collective, max(compute + collective - either, 0.0), max(span - anything, 0.0))
 
 

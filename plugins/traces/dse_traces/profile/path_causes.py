@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from dse_traces.profile.kernel_classes import COMMUNICATES, MOVED
+from dse_traces.profile.kernels import GRAPH
 from simulators.taskgraph.graph import Floats
 from simulators.taskgraph.timeline import Timeline
 
@@ -27,7 +29,9 @@ CAUSES = (WORK, DECOMPOSITION, CONTENTION, LAUNCH, DEPENDENCY, WAITING)
 COMPUTE, COMMUNICATION, NEITHER = "compute", "communication", ""
 _LAUNCHES = ("launch", "host")  # kinds of tasks, as schedules and steps name them
 _WAITS = ("waiting", "delay", "meeting")
-_MOVES = ("transfer",)
+# points of `study=trace` have the classes of kernels as kinds
+_MOVES = ("transfer", *COMMUNICATES)
+_NO_SIDE = (*_LAUNCHES, *_WAITS, *MOVED, GRAPH)
 
 
 @dataclass(frozen=True)
@@ -83,10 +87,11 @@ def _causes(kind: str, ran: tuple[float, float], alone: tuple[float, float]) -> 
     if kind in _LAUNCHES:  # one that has been launched, and does not run yet, waits for CUs
         launched = min(spent, delay + part)
         return {LAUNCH: launched, WAITING: spent - launched}
+    # the terms add up to `spent`: each one is the difference of two that are known
     return {WORK: undivided, DECOMPOSITION: part - undivided, CONTENTION: spent - delay - part, LAUNCH: delay}
 
 
 def _side(kind: str) -> str:
-    if kind in _LAUNCHES or kind in _WAITS:
+    if kind in _NO_SIDE:
         return NEITHER
     return COMMUNICATION if kind in _MOVES else COMPUTE

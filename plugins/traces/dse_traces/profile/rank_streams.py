@@ -76,6 +76,7 @@ class _Group:
 
         A small message may be sent before its receiver is there.
         """
+        # without a common clock times cannot contradict, so the stream may join
         same = [member for member in self.members if member.clock and member.clock == stream.clock]
         return self.most == _PAIR or all(_overlap(member, stream) for member in same)
 
@@ -85,6 +86,7 @@ _Alike = Callable[[_Stream, _Stream], bool]
 
 def _have_counts_alike(first: _Stream, second: _Stream) -> bool:
     """Tell whether two streams have nearly as many kernels."""
+    # recording begins and ends at other moments on each rank, so that counts differ somewhat
     few, many = sorted((len(first.end_s), len(second.end_s)))
     return many <= _MOST_CUT * few
 
@@ -98,10 +100,12 @@ def _have_equal_counts(first: _Stream, second: _Stream) -> bool:
 
 
 def _have_equal_names(first: _Stream, second: _Stream) -> bool:
+    # sharing names alone is the weakest sign, so the sets must be equal here
     return first.operations.keys() == second.operations.keys() and _share_names(first, second)
 
 
 def _share_names(first: _Stream, second: _Stream) -> bool:
+    # pipelines and collectives never share a group
     if first.is_of_messages != second.is_of_messages or (
         first.is_of_messages and not _have_counts_alike(first, second)
     ):
@@ -128,11 +132,13 @@ def name_groups(table: pd.DataFrame) -> pd.Series[str]:
 
 def _streams(table: pd.DataFrame) -> Iterator[_Stream]:
     """Yield the streams of each rank, those with small numbers first."""
+    # text, as NaN (an unknown payload) is not equal to itself
     payloads = table["payload_bytes"].astype(str)
     parts = {
         (int(str(rank)), str(name)): part
         for (rank, name), part in table.assign(payload=payloads).groupby(["rank", "stream"], sort=False)
     }
+    # in the order of numbers, as frameworks create streams in the same order on all ranks
     for rank, name in sorted(parts, key=_natural):
         part = parts[rank, name]
         counts = Counter(zip(part["operation"], part["payload"], strict=True))
@@ -142,6 +148,7 @@ def _streams(table: pd.DataFrame) -> Iterator[_Stream]:
 
 def _natural(key: tuple[int, str]) -> tuple[int, list[tuple[int, str]]]:
     parts = re.split(r"(\d+)", key[1])
+    # pairs of one type at each place, so that "stream 7" and "7" compare
     return key[0], [(int(part), "") if place % 2 else (0, part) for place, part in enumerate(parts)]
 
 
@@ -170,6 +177,7 @@ def _limits(streams: Sequence[_Stream]) -> dict[tuple[int, str], int | None]:
         return {}
     for place, stream in enumerate(messages, start=1):
         like.append(stream)
+        # a jump in counts ends a class of streams
         if place == len(messages) or not _have_counts_alike(stream, messages[place]):
             limits |= dict.fromkeys([(each.rank, each.name) for each in like], _limit(like, ranks))
             like = []
@@ -184,12 +192,15 @@ def _limit(like: Sequence[_Stream], ranks: Collection[int]) -> int | None:
     """
     counts = Counter(stream.rank for stream in like)
     if len(counts) < len(ranks):
+        # some rank has none of this class: the ends cannot be assigned, so each stream stays alone
         return 1
+    # equally many streams everywhere: an all-to-all, made of messages
     return None if len(set(counts.values())) == 1 else _PAIR
 
 
 def _join(stream: _Stream, groups: Sequence[_Group], alike: _Alike) -> bool:
     """Add a stream to the group that it fits best, if there is one."""
+    # the first member stands for the group: all others were alike to it
     fits = (group for group in groups if group.takes(stream) and alike(group.members[0], stream))
     # a file with thousands of streams must not take quadratic time
     candidates = list(islice(filter(lambda group: group.meets(stream), fits), _MOST_COMPARED))

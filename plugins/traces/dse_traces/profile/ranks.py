@@ -29,16 +29,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from dse import plugins
 from dse_traces.profile.kernel_classes import PEER_COPY
 from dse_traces.profile.kernels import Marks, Profile
 from dse_traces.profile.rank_streams import MESSAGE_KERNEL, name_groups
-from dse_traces.profile.replay import ENGINE, Replayed, lower_kernels
+from dse_traces.profile.replay import Replayed, run_kernels
 from dse_traces.profile.waits import waits
 
 _MOST_NAMED = 4  # files that are named
 Floats = NDArray[np.float64]
 
+# rows of different ranks with the same key are the same collective
 _KEY = ["in_group", "operation", "by", "number"]
 _UNEVEN = re.compile(r"v(?:_|$)|all_?to_?all|send|recv|^_?(?:gather|scatter)", re.IGNORECASE)
 """Names of collectives whose payloads may differ from rank to rank."""
@@ -72,6 +72,7 @@ class Ranks:
     def clocks_s(self) -> Mapping[int, float]:
         """What is added to the times of each rank to be on the clock of the first; NaN where nothing is shared."""
         offsets = {next(iter(self.profiles)): 0.0}
+        # ends are the most exact, then a common clock, then messages; each round may open up further ranks
         while fresh := self._by_ends(offsets, TOGETHER) or self._by_file(offsets) or self._by_messages(offsets):
             offsets |= fresh
         return dict.fromkeys(self.profiles, float("nan")) | offsets
@@ -82,6 +83,7 @@ class Ranks:
         aligned = table["end_s"] + table["rank"].map(offsets)
         known = aligned.groupby(table["collective"]).mean()
         ahead = table.assign(ahead=table["collective"].map(known) - table["end_s"])
+        # the median: a single collective that was matched wrongly does not move a clock
         fresh = ahead[~ahead["rank"].isin(list(offsets))].groupby("rank")["ahead"].median().dropna()
         return dict(zip(fresh.index.tolist(), fresh.tolist(), strict=True))
 
@@ -89,6 +91,7 @@ class Ranks:
         """Offsets of further clocks that files share with ranks of known offsets."""
         begins_s = dict[str, float]()
         for rank, offset in offsets.items():
+            # zero of the file's clock on the clock of the first rank
             begins_s.setdefault(self.profiles[rank].clock, offset - self.profiles[rank].begin_s)
         further = {rank: profile for rank, profile in self.profiles.items() if rank not in offsets and profile.clock}
         return {
@@ -105,15 +108,19 @@ class Ranks:
         )
         both = sent.add_suffix("_sent").join(received.add_suffix("_received"), how="inner")
         sent_s, received_s = (both[f"end_s_{end}"] + both[f"rank_{end}"].map(offsets) for end in ("sent", "received"))
+        # a receive ends after its send: the receiver's clock is at least so far ahead
         later_s = (sent_s - both["end_s_received"]).groupby(both["rank_received"]).max()
+        # a send ends no later than its receive: an upper bound for the sender's clock
         sooner_s = (received_s - both["end_s_sent"]).groupby(both["rank_sent"]).min()
         middle_s = pd.concat([later_s, sooner_s], axis=1).mean(axis=1).dropna()
         fresh = {int(str(rank)): float(shift) for rank, shift in middle_s.items() if rank not in offsets}
+        # messages without a direction: their ends are taken as simultaneous
         return fresh or self._by_ends(offsets, MESSAGE)
 
     @cached_property
     def disagreement_s(self) -> tuple[float, float]:
         """Median and 95th percentile of how far the aligned ends of a collective are from their mean; NaN if none."""
+        # messages end at different times by nature: they count only if nothing else is shared
         table = self.shared[self.shared["part"] == TOGETHER]
         table = self.shared[self.shared["part"] != COPIED] if table.empty else table
         ends = table["end_s"] + table["rank"].map(self.clocks_s)
@@ -131,6 +138,7 @@ class Ranks:
         rows = {}
         for label, part in self.shared.groupby("label", sort=False):
             count, by_rank = part["collective"].nunique(), part.groupby("rank")["waited_s"].sum()
+            # who comes last has the shortest kernel, as it waits for nobody
             came_last = part.loc[part.groupby("collective")["seconds"].idxmin(), "rank"].value_counts()
             rows[str(label)] = {
                 "count": count,
@@ -152,9 +160,11 @@ class Ranks:
 
     @property
     def slowest(self) -> int:
-        """The rank that waited least: the others waited for it."""
-        waited = self.by_rank()["waited_s"]
-        return list(self.profiles)[int(np.argmin(waited.to_numpy(float)))]
+        """The rank that waited least of those that share collectives: the others waited for it."""
+        by_rank = self.by_rank()
+        # nobody waits for a rank that shares nothing; where none shares any, the first
+        shares = by_rank[by_rank["count"] > 0] if len(self.shared) else by_rank
+        return int(str(shares["waited_s"].astype(float).idxmin()))
 
 
 def match(profiles: Sequence[Profile]) -> Ranks:
@@ -164,13 +174,16 @@ def match(profiles: Sequence[Profile]) -> Ranks:
     then say so (`assumed`).
     """
     recorded = [profile.rank for profile in profiles]
+    # ranks that are not all recorded, or not all different, cannot be trusted at all
     numbers = recorded if None not in recorded and len(set(recorded)) == len(recorded) else range(len(profiles))
     assumed = _assumed(profiles) if numbers is not recorded else ""
     profiles = [replace(profile, assumed=assumed) for profile in profiles]
+    # in the order of ranks: the first is the one on whose clock all others are put
     ordered = dict(sorted(zip([int(number or 0) for number in numbers], profiles, strict=True)))
     table = pd.concat([_collectives(rank, profile) for rank, profile in ordered.items()], ignore_index=True)
     table = _number_calls(_with_groups(table, ordered))
     ranks_of = table.groupby(_KEY, dropna=False)["rank"]
+    # a key that one rank has several times, and no other one, is not shared
     sizes = ranks_of.transform("size").where(ranks_of.transform("nunique") > 1, 1)
     shared = table[sizes > 1].copy()
     shared["collective"] = shared.groupby(_KEY, dropna=False, sort=False).ngroup()
@@ -209,6 +222,7 @@ def _collectives(rank: int, profile: Profile) -> pd.DataFrame:
     """The collectives of a rank in order of their starts, with the operation that each is a part of."""
     kernels = profile.kernels[profile.is_collective]
     names = kernels["collective"].fillna(kernels["name"])
+    # None in place of NA, as `_operation` compares with `is`
     ends = [
         kernels[name].astype(object).where(kernels[name].notna(), None) for name in ("source_rank", "destination_rank")
     ]
@@ -217,6 +231,7 @@ def _collectives(rank: int, profile: Profile) -> pd.DataFrame:
     return kernels[["name", "payload_bytes", "seconds", "sequence", "stream"]].assign(
         rank=rank,
         kernel=kernels.index.to_numpy(),
+        # messages of all pairs are one class in tables
         label=label.mask(operation.str.startswith(_MESSAGE_BEGIN), _SENT),
         operation=operation,
         part=_parts(kernels, ends[0].notna().to_numpy(bool), operation),
@@ -229,11 +244,13 @@ def _operation(rank: int, name: str, source: int | None, destination: int | None
     """The name of a collective; of a message its source and destination, of which a profile may tell the other one."""
     if not _MESSAGE.fullmatch(name) or source is destination is None:
         return name
+    # the profile's own rank is the end that is not recorded
     return f"{_MESSAGE_BEGIN}{rank if source is None else source} to {rank if destination is None else destination}"
 
 
 def _parts(kernels: pd.DataFrame, receives: Marks, operation: pd.Series[str]) -> NDArray[np.object_]:
     """What a rank has a part in by each kernel. receives: those whose source is recorded."""
+    # np.select takes the first that holds, so the order of the cases counts
     messages = operation.str.startswith(_MESSAGE_BEGIN).to_numpy(bool)
     parts = {
         COPIED: (kernels["kind"] == PEER_COPY).to_numpy(bool),
@@ -250,6 +267,7 @@ def _with_groups(table: pd.DataFrame, profiles: Mapping[int, Profile]) -> pd.Dat
     if not silent.any():
         return table
     of_rank = {rank: (profile.begin_s, profile.clock) for rank, profile in profiles.items()}
+    # times of a profile begin at its first kernel: its begin puts ranks of one file on one clock
     begin_s = table["rank"].map({rank: begin if clock else 0.0 for rank, (begin, clock) in of_rank.items()})
     end_s = table["end_s"] + begin_s
     clock = table["rank"].map({rank: clock for rank, (_, clock) in of_rank.items()})
@@ -264,10 +282,13 @@ def _number_calls(table: pd.DataFrame) -> pd.DataFrame:
     alike = table.groupby(["in_group", "operation"], dropna=False)
     counts = table.groupby(["in_group", "operation", "rank"], dropna=False)["kernel"].transform("size")
     table = table.assign(by="", count=counts)
+    # numbers of the profiler count only if all ranks have them
     recorded = alike["sequence"].transform("count") == alike["kernel"].transform("size")
     messages = table["operation"].str.startswith(_MESSAGE_BEGIN)
+    # numbers of messages count per process, and not per pair of ranks
     by_sequence = (recorded & ~messages).to_numpy(bool)
     uneven = table["operation"].str.contains(_UNEVEN).to_numpy(bool) | messages.to_numpy(bool)
+    # ranks with different counts: payloads then separate what order alone would confuse
     counted = table.groupby(["in_group", "operation"], dropna=False)["count"].transform("nunique") > 1
     by_payload = ~by_sequence & counted.to_numpy(bool) & ~uneven
     by = np.where(by_payload, table["payload_bytes"].astype(str), "")
@@ -276,6 +297,7 @@ def _number_calls(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_waiting(profile: Profile, shared: pd.DataFrame) -> Profile:
+    # NaN if a collective is not shared: its wait is not known, which is not 0
     waited = np.full(len(profile), np.nan)
     waited[shared["kernel"].to_numpy(int)] = shared["waited_s"]
     return replace(profile, kernels=profile.kernels.assign(waited_for_ranks_s=waited))
@@ -289,8 +311,7 @@ def replay_without_waiting(profile: Profile) -> Replayed:
     delays = waits(profile)
     waited = np.nan_to_num(profile.kernels["waited_for_ranks_s"].to_numpy(float))
     short = replace(profile, kernels=profile.kernels.assign(seconds=profile.seconds - waited))
-    ran = np.where(delays.other >= 0, np.minimum(delays.ran_s, short.seconds[delays.other]), delays.ran_s)
-    graph, first, last = lower_kernels(short, replace(delays, ran_s=ran))
-    timeline = plugins.load("engine", ENGINE).run(graph)
-    begun = timeline.issued[0, first] + graph["delay"][0, first]
-    return Replayed(profile, delays, begun, timeline.finished[0, last])
+    # a kernel that got shorter cannot be waited for longer than it runs
+    short_s = np.minimum(delays.blocker_ran_s, short.seconds[delays.blocker])
+    ran_s = np.where(delays.blocker >= 0, short_s, delays.blocker_ran_s)
+    return Replayed(profile, delays, *run_kernels(short, replace(delays, blocker_ran_s=ran_s)))

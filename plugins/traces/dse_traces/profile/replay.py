@@ -21,8 +21,9 @@ from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 
 Floats = NDArray[np.float64]
 ENGINE = "fluid"
+EMPTY_S = 1e-12
+"""That a part of a kernel takes at the least, so that no task is without work."""
 _LAUNCH = "launch"
-_SHORTEST_S = 1e-12  # part of a kernel that others wait for
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,14 @@ class Replayed:
 def replay(profile: Profile) -> Replayed:
     """Replay a profile with its own durations."""
     delays = waits(profile)
+    return Replayed(profile, delays, *run_kernels(profile, delays))
+
+
+def run_kernels(profile: Profile, delays: Waits) -> tuple[Floats, Floats]:
+    """When each kernel begins and ends [N], with the durations of a profile and what its kernels wait for."""
     graph, first, last = lower_kernels(profile, delays)
     timeline = plugins.load("engine", ENGINE).run(graph)
-    begun = timeline.issued[0, first] + graph["delay"][0, first]
-    return Replayed(profile, delays, begun, timeline.finished[0, last])
+    return timeline.issued[0, first] + graph["delay"][0, first], timeline.finished[0, last]
 
 
 def lower(profile: Profile) -> TaskGraph:
@@ -74,19 +79,21 @@ def lower_kernels(profile: Profile, delays: Waits) -> tuple[TaskGraph, NDArray[n
     parts = _parts(profile, delays)
     first, last = np.zeros(len(profile), int), np.zeros(len(profile), int)
     names, kinds = profile.kernels["name"].tolist(), profile.kernels["kind"].tolist()
+    # the delay of a task holds a gap already, so that it is taken off a launch
     streams, delay = profile.kernels["stream"].tolist(), delays.launch_delay_s - delays.gap_s
     for kernel, name in enumerate(names):
         lane: dict[str, Any] = {"lane": f"stream {streams[kernel]}", "cap": 1.0}
         after = [last[delays.previous[kernel]]] if delays.previous[kernel] >= 0 else []
+        # a launch is a task with a fixed delay from the begin of the run, and no work
         if np.isfinite(delays.launch_s[kernel]) and (launched := delays.launch_s[kernel] + delay) > 0:
             after.append(graph.task(f"{name}, launched", _LAUNCH, delay=launched, **lane))
         # it begins as long after the begin of the other as it was recorded
-        if (other := delays.other[kernel]) >= 0:
-            after.append(ends[int(other), float(delays.ran_s[kernel])])
+        if (blocker := delays.blocker[kernel]) >= 0:
+            after.append(ends[int(blocker), float(delays.blocker_ran_s[kernel])])
         gap, begun = delays.gap_s, 0.0
         for ran in parts[kernel]:
             # no task is empty, so that each has a place in time
-            work: dict[str, Any] = {"work": max(ran - begun, _SHORTEST_S), "delay": gap}
+            work: dict[str, Any] = {"work": max(ran - begun, EMPTY_S), "delay": gap}
             after = [graph.task(name, kinds[kernel], after=after, **work, **lane)]
             ends[kernel, ran] = after[0]
             first[kernel] = first[kernel] if begun else after[0]
@@ -98,7 +105,7 @@ def lower_kernels(profile: Profile, delays: Waits) -> tuple[TaskGraph, NDArray[n
 def _parts(profile: Profile, delays: Waits) -> dict[int, list[float]]:
     """Times [s] after its begin at which each kernel lets others begin, and its whole duration."""
     parts = defaultdict[int, set[float]](set)
-    for kernel in np.flatnonzero(delays.other >= 0):
-        parts[int(delays.other[kernel])].add(float(delays.ran_s[kernel]))
+    for kernel in np.flatnonzero(delays.blocker >= 0):
+        parts[int(delays.blocker[kernel])].add(float(delays.blocker_ran_s[kernel]))
     seconds = profile.seconds.tolist()
     return {kernel: sorted({*parts.get(kernel, ()), whole}) for kernel, whole in enumerate(seconds)}

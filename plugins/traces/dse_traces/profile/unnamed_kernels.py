@@ -6,15 +6,15 @@ hidden communication is then given for both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from dse.results.words import cell
-from dse_traces.profile.kernel_classes import OPTION, Patterns, fits_pattern
+from dse.errors import Problem
+from dse_traces.profile.kernel_classes import OPTION
 from dse_traces.profile.kernel_names import reduce_name
 from dse_traces.profile.kernels import Profile
 from dse_traces.profile.overlap import Overlapped, overlapped
@@ -22,8 +22,6 @@ from dse_traces.profile.overlap import Overlapped, overlapped
 _LEAST = 0.005  # of the time of all kernels, that is told
 _MOSTLY = 0.5  # of the time of a stream
 _NAMED, _LETTERS = 3, 60
-WAY_OUT = "name them in a file, kernels=kernels.yaml, with a line such as `collective: [{}]`"
-"""The way to name kernels, with one of them."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +53,10 @@ class Unknown:
         texts = [f"{100 * share:.1f} % of the time of stream {stream}" for stream, share in self.streams.items()]
         return ", ".join(texts)
 
-    @property
-    def way_out(self) -> str:
-        """The way to name them."""
-        return WAY_OUT.format(next(iter(self.names), "my_dispatch").split("::")[-1])
+    def way_out(self, option: str = OPTION) -> str:
+        """The way to name them, in a file that an option names."""
+        example = next(iter(self.names), "my_dispatch").split("::")[-1]
+        return f"name them in a file, {option}=kernels.yaml, with a line such as `collective: [{example}]`"
 
 
 def unknown_kernels(profile: Profile) -> Unknown:
@@ -75,6 +73,7 @@ def unknown_kernels(profile: Profile) -> Unknown:
 
 def _suspects(profile: Profile, by_stream: pd.DataFrame) -> pd.Series[float]:
     """Shares of the time of streams that mostly run unknown kernels, beside the one on which most is computed."""
+    # known computation only: unknown kernels must not make their own stream the main one
     seconds = profile.seconds * (profile.is_compute & ~profile.is_unknown)
     computed = pd.Series(seconds).groupby(profile.kernels["stream"]).sum()
     shares = by_stream["unknown"] / by_stream["seconds"].clip(lower=1e-15)
@@ -90,51 +89,32 @@ def _shares(column: pd.Series[float]) -> dict[str, float]:
 
 def if_they_communicate(profile: Profile, unknown: Unknown) -> Overlapped:
     """Overlap of the profile if the unknown kernels of these streams communicated."""
+    # kernels of these streams alone: unknown ones elsewhere still count as computation
     moves = profile.is_unknown & profile.kernels["stream"].isin(list(unknown.streams)).to_numpy(bool)
     computes, communicates = profile.is_compute & ~moves, profile.has_communication | moves
     return overlapped(profile.start_s, profile.end_s, computes=computes, communicates=communicates)
 
 
-def unknown_lines(profile: Profile) -> Iterator[str]:
-    """Yield what is to be told of the unknown kernels of a profile, if they take enough time."""
-    unknown = unknown_kernels(profile)
-    if not unknown.counts:
-        return
-    busy = f"; {unknown.busy}" if unknown.streams else ""
-    yield (
-        f"{100 * unknown.share:.1f} % of the time of kernels is of unknown kind, taken as computation{busy}: "
-        f"{unknown.largest}"
-    )
-    if unknown.streams:
-        done = if_they_communicate(profile, unknown)
-        share = f"{100 * done.hidden:.1f} % of {cell(done.collective_s, 's')}"
-        yield f"if kernels of stream {', '.join(unknown.streams)} communicate, {share} of communication is hidden"
-    yield unknown.way_out
+def nothing_to_move(
+    rule: str, profile: Profile, *, path: str = "profile", value: str | None = None, option: str = OPTION
+) -> Problem:
+    """The problem of a profile without communication, as far as its kernels are known.
 
-
-def unused_patterns(profiles: Iterable[Profile], patterns: Patterns) -> Iterator[str]:
-    """Yield a line for each pattern of a user that no kernel of any of the profiles fits."""
-    names = {str(name) for profile in profiles for name in profile.kernels["name"].unique()} if patterns else set()
-    for kind, texts in patterns.items():
-        for text in texts:
-            if not any(fits_pattern(name, text) for name in names):
-                yield f"{OPTION}.{kind}: no kernel fits the pattern {text}"
-
-
-def nothing_to_move(rule: str, profile: Profile) -> tuple[str, str, str]:
-    """Rule, value and way out of a profile without communication, as far as its kernels are known."""
-    unknown = unknown_kernels(profile)
+    rule: what it lacks. path, value: of the setting that names the profile; None: the profile's source. option: that
+    names a file of names of kernels.
+    """
+    value, unknown = profile.source if value is None else value, unknown_kernels(profile)
     if profile.is_fused.any():
         fused = "that can be separated from products: its kernels multiply and communicate in one, and hide it inside"
-        return f"{rule} {fused}", profile.source, "record a run whose collectives are kernels of their own"
+        return Problem(path, f"{rule} {fused}", value, "record a run whose collectives are kernels of their own")
     if not unknown.counts:
-        return rule, profile.source, "record a rank of a run on several GPUs"
+        return Problem(path, rule, value, "record a rank of a run on several GPUs")
     share = unknown.busy or f"{100 * unknown.share:.1f} % of the time of kernels"
     text = f"{rule}, as far as its kernels are known: {share} is of unknown kind ({unknown.largest})"
-    return text, profile.source, unknown.way_out
+    return Problem(path, text, value, unknown.way_out(option))
 
 
-def summary(profile: Profile) -> dict[str, Any]:
+def unknown_summary(profile: Profile) -> dict[str, Any]:
     """The part of `profile.yaml` on unknown kernels."""
     unknown = unknown_kernels(profile)
     return {"share": unknown.share, "kernels": dict(unknown.names), "streams": dict(unknown.streams)}

@@ -3,6 +3,9 @@
 A lowered design is written as it ran: each task with the time that the engine gave it, contention and all, so that who
 runs the trace need not know what slowed it down. A task that takes a slot after another one waits for it (`ctrl_deps`,
 and `data_deps` as well, which is what feeders wait for). Then the longest path through the trace is the makespan.
+
+The bytes of a collective in a trace (`comm_size`) are those that go into it, as ASTRA-sim takes them: it multiplies
+those of an all-gather by the ranks of the group (`Ring.cc`, commit 7c775188).
 """
 
 from __future__ import annotations
@@ -20,11 +23,14 @@ from dse import plugins
 from dse_chakra.files import ExecutionTrace, TraceNode
 from dse_traces.profile.kernel_classes import COMMUNICATES
 from dse_traces.profile.kernels import Profile, profile_of
+from dse_traces.profile.payloads import pattern_of, payload_bytes
 from dse_traces.profile.replay import ENGINE, Replayed, lower_kernels
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.taskgraph.timeline import Timeline
 
+# kinds of tasks that Chakra writes as collectives
 _MOVES = ("transfer", *COMMUNICATES)
+# kinds that no stream of a GPU runs
 _HOST = ("launch", "host", "delay", "waiting")
 _KINDS = {"MEM_LOAD_NODE": "copy", "MEM_STORE_NODE": "copy", "COMP_NODE": "compute"}
 _NAMES = {  # what names of tasks and kernels hold, without _ and -, the most particular first
@@ -54,14 +60,18 @@ def trace_of_run(timeline: Timeline, *, gpu: int = 0, collective: str = "", grou
     dependencies on tasks of other GPUs, which are not written. Nodes are in the order in which they began.
     """
     graph, slots, nodes, lost = timeline.graph, _slot_order(timeline), list[TraceNode](), 0
+    # in the order of begins, which feeders take as the order of issue
     for task in (place for place in _order(timeline) if graph.gpu[place] == gpu):
         before = [int(place) for place in graph.predecessors(task)]
+        # a slot frees up when its task ends: whoever takes it next depends on that end
         control = [place for place in slots.get(task, ()) if place not in before]
         data, control = ([place for place in ids if graph.gpu[place] == gpu] for ids in (before, control))
+        # a trace is of one rank: it cannot name nodes of another trace
         lost += len(before) - len(data)
         node = _node_of(timeline, task, collective)
         size = group_size if node.collective else 0
         nodes.append(replace(node, data_deps=(*data, *control), ctrl_deps=tuple(control), group_size=size))
+    # a transfer without a pattern would not be a legal collective
     plain = sum(node.kind in _MOVES and not node.communicates for node in nodes)
     dropped = {"dependencies on tasks of other GPUs": lost, "collectives' types, so that they are computation": plain}
     return ExecutionTrace(tuple(nodes), dropped={reason: count for reason, count in dropped.items() if count})
@@ -77,6 +87,7 @@ def _node_of(timeline: Timeline, task: int, collective: str) -> TraceNode:
         id=task,
         name=graph.tasks[task],
         type="COMM_COLL_NODE" if pattern else "COMP_NODE",
+        # from issue to end: delay and contention are part of the recorded time
         seconds=finished - issued,
         start_s=issued,
         collective=pattern,
@@ -102,6 +113,7 @@ def _slot_order(timeline: Timeline) -> dict[int, tuple[int, ...]]:
     for place, task in enumerate(_order(timeline)):
         if (pool := int(graph.pool[task])) < 0:
             continue
+        # all slots are taken: the task takes the one that becomes free first
         if len(free[pool]) == graph.slots[pool]:
             before[task] = (heapq.heappop(free[pool])[2],)
         heapq.heappush(free[pool], (finished[task], place, task))
@@ -117,15 +129,19 @@ def trace_of_profile(done: Replayed) -> ExecutionTrace:
     trace = trace_of_run(plugins.load("engine", ENGINE).run(graph))
     kernels = done.profile.kernels
     payload, group = (kernels[name].fillna(0).to_numpy(float) for name in ("payload_bytes", "group_size"))
+    # tasks of a kernel are numbered in a row, launches lie outside of all rows
     kernel_of = np.full(graph.num_tasks, -1)
     for kernel, (begin, end) in enumerate(zip(first, last, strict=True)):
         kernel_of[begin : end + 1] = kernel
     seconds, nodes = done.profile.seconds, []
     for node in trace.nodes:
         if node.communicates and (kernel := int(kernel_of[node.id])) >= 0:
+            # a part's payload is in proportion to its time, at most the whole
             share = min(node.seconds / seconds[kernel], 1.0) if seconds[kernel] else 1.0
-            size, ranks = round(share * payload[kernel]), round(group[kernel])
-            nodes.append(replace(node, payload_bytes=size, group_size=ranks))
+            size, ranks = share * payload[kernel], round(group[kernel])
+            # feeders take what goes in: of an all-gather that is a shard of the payload
+            size /= max(ranks, 1) if node.collective == "ALL_GATHER" else 1
+            nodes.append(replace(node, payload_bytes=round(size), group_size=ranks))
         else:
             nodes.append(node)
     return replace(trace, nodes=tuple(_host_thread(nodes)), source=done.profile.source)
@@ -136,6 +152,7 @@ def _host_thread(nodes: Sequence[TraceNode]) -> Iterator[TraceNode]:
 
     Simulators run operators of the host one at a time, so launches must not all begin at the start.
     """
+    # what the host starts by itself: other nodes of the host wait for their own predecessors
     thread = sorted((node for node in nodes if node.on_host and not node.data_deps), key=lambda node: node.seconds)
     chain: dict[int, TraceNode] = {}
     for before, node in zip([None, *thread], thread, strict=False):
@@ -143,6 +160,7 @@ def _host_thread(nodes: Sequence[TraceNode]) -> Iterator[TraceNode]:
             chain[node.id] = node
         else:
             begin, after = before.start_s + before.seconds, (before.id,)
+            # absolute delays become differences, so that each launch still comes at its time
             seconds = node.start_s + node.seconds - begin
             chain[node.id] = replace(node, start_s=begin, seconds=seconds, data_deps=after)
     yield from sorted((chain.get(node.id, node) for node in nodes), key=lambda node: (node.start_s, node.seconds))
@@ -153,6 +171,7 @@ def task_graph_of(trace: ExecutionTrace) -> TaskGraph:
     graph, places = GraphBuilder(), dict[int, int]()
     for node, before in _in_order(trace)[0]:
         moved = float(node.payload_bytes if _moves(node) else node.moved_bytes)
+        # a rate of 1 and work in seconds: each task lasts as long as recorded
         numbers: dict[str, Any] = {"work": node.seconds, "cap": 1.0, "flop": float(node.flop), "moved_bytes": moved}
         after = [places[place] for place in before]
         places[node.id] = graph.task(node.name, _kind(node), after=after, lane=_stream(node), **numbers)
@@ -166,6 +185,7 @@ def profile_of_trace(trace: ExecutionTrace) -> Profile:
     another on each stream. A kernel was launched when the last node of the host that it waits for had ended.
     """
     nodes, cut = _in_order(trace)
+    # NaN is not equal to itself: one node without a time makes all times useless
     recorded = all(node.start_s == node.start_s for node in trace.nodes)
     starts = {node.id: node.start_s for node in trace.nodes} if recorded else _starts(nodes)
     ends, rows = {node.id: starts[node.id] + node.seconds for node in trace.nodes}, []
@@ -217,6 +237,7 @@ class _Streams:
         """Start of the next task, and the task; None where none is left. `run` must follow."""
         while self._heads:
             begin, stream = heapq.heappop(self._heads)
+            # heads that were overtaken by an earlier task of their stream are out of date
             if begin == self._begin[stream]:
                 return begin, heapq.heappop(self._ready[stream])[1]
         return None
@@ -229,6 +250,7 @@ class _Streams:
     def _show(self, stream: str) -> None:
         if self._ready[stream]:
             begin = max(self._free[stream], self._ready[stream][0][0])
+            # a heap cannot change an entry: the earlier one is added, and the old one is passed over
             if begin < self._begin[stream]:
                 self._begin[stream] = begin
                 heapq.heappush(self._heads, (begin, stream))
@@ -238,11 +260,13 @@ def _row(node: TraceNode) -> dict[str, Any]:
     row: dict[str, Any] = {"name": node.name or node.type, "stream": _stream(node)}
     if not _moves(node):
         return row
-    collective = node.collective.lower() or "unknown"
+    collective, ranks = node.collective.lower() or "unknown", node.group_size or None
+    # bytes stand for elements of one byte, that go in
+    moved = node.payload_bytes or None, None
     return row | {
         "collective": collective,
-        "payload_bytes": node.payload_bytes or None,
-        "group_size": node.group_size or None,
+        "payload_bytes": payload_bytes(pattern_of(collective), moved, "Byte", ranks),
+        "group_size": ranks,
     }
 
 
@@ -279,7 +303,9 @@ def _in_order(trace: ExecutionTrace) -> tuple[list[tuple[TraceNode, tuple[int, .
     in_file = iter(range(len(trace.nodes)))
     while left:
         if not ready:
+            # everything left waits in a circle: the first one in the file breaks it
             ready.append(next(place for place in in_file if place in left))
+        # a heap by places keeps the order near that of the file
         place = heapq.heappop(ready)
         node, missing = trace.nodes[place], left.pop(place)
         cut += missing

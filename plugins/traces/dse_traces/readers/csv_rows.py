@@ -35,10 +35,12 @@ def csv_rows(path: Path, dropped: Counter[str]) -> Iterator[tuple[list[str], Ite
         text = io.TextIOWrapper(unpacked, encoding="utf-8-sig", errors="replace", newline="")
         lines = _lines(text, dropped)
         head = list(islice(lines, _HEAD))
+        # no line looks like one: the first one is taken
         begin = next((place for place, line in enumerate(head) if _NAMES.search(line)), 0)
         head = head[begin:]
         # the mark that the line of columns has most often
         mark = max(",\t;", key=head[0].count) if head else ","
+        # lines that were read ahead come first again
         reader = csv.reader(chain(head, lines), delimiter=mark)
         try:
             columns = [name.strip() for name in next(reader, [])]
@@ -59,6 +61,7 @@ def _rows(reader: Iterator[list[str]], columns: list[str], dropped: Counter[str]
         except csv.Error:
             dropped["rows that are no CSV"] += 1
             continue
+        # a file that was cut off ends in half a row
         if len(values) < len(columns):
             # an empty line is no row
             dropped["rows that end before their last column"] += bool(values)
@@ -71,8 +74,10 @@ def _lines(text: io.TextIOWrapper, dropped: Counter[str]) -> Iterator[str]:
     begun = False
     try:
         while line := text.readline(MOST_LINE):
+            # readline(MOST_LINE) returns a piece of a line that is too long
             whole_line = line.endswith("\n") or len(line) < MOST_LINE
             if begun or not whole_line:
+                # counted at its first piece
                 dropped[f"lines of more than {MOST_LINE} characters"] += not begun
                 begun = not whole_line
             elif not line.startswith("#"):

@@ -20,6 +20,7 @@ from dse_chakra.packed import MOST_STREAMED
 
 SQLITE = b"SQLite format 3\0"
 """First bytes of a database."""
+WAY_OUT = "name a file that `nsys export --type sqlite`, or rocprofv3, wrote"
 _DAMAGED = (sqlite3.Error, UnicodeDecodeError)  # the second by damaged text in a message of the first
 _MOST_CELL = 1 << 20  # bytes
 _MOST_ATTEMPTS = 1000  # to go on behind damage
@@ -28,16 +29,18 @@ _FIRST, _LAST = -(1 << 63), (1 << 63) - 1
 
 
 @contextmanager
-def open_database(path: Path, way_out: str) -> Iterator[Database]:
+def open_database(path: Path) -> Iterator[Database]:
     """The database in a file. Raises ConfigError, also where what is read turns out to be none."""
-    with open_plain_file(path, "profile", most=MOST_STREAMED, way_out=way_out):
+    # opened once to be checked: pipes, devices and huge files are refused before SQLite sees them
+    with open_plain_file(path, "profile", most=MOST_STREAMED, way_out=WAY_OUT):
         pass  # a plain file, and not too large
+    # immutable: no journal is looked for, and no lock is taken on a file of somebody else
     place = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
     try:
         with closing(sqlite3.connect(place, uri=True)) as connection:
             yield Database(connection, path)
     except _DAMAGED as error:
-        raise ConfigError([Problem("profile", f"is no SQLite database: {error}", str(path), way_out)]) from None
+        raise ConfigError([Problem("profile", f"is no SQLite database: {error}", str(path), WAY_OUT)]) from None
 
 
 class Database:
@@ -47,10 +50,14 @@ class Database:
         self.path, self.dropped = path, Counter[str]()
         self.rows = self.lost_rows = 0
         self._connection = connection
+        # a damaged length must not allocate gigabytes
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_CELL)
+        # names of kernels are not always UTF-8
         connection.text_factory = lambda text: text.decode("utf-8", errors="replace")
+        # a hostile schema must not run functions, and damaged cells are found early
         for pragma in ("trusted_schema = off", "cell_size_check = on", "query_only = on", "temp_store = file"):
             connection.execute(f"PRAGMA {pragma}")
+        # virtual tables have no root page: their modules would run code
         plain = "SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage > 0"
         self.tables = {str(name) for (name,) in connection.execute(plain)}
 
@@ -83,20 +90,25 @@ class Database:
         except _DAMAGED:  # WITHOUT ROWID
             yield from self._plain_rows(table, f"SELECT {chosen} FROM {_quote(table)}")
             return
+        # by rowid, so that reading can go on behind a damaged page
         text = f"SELECT rowid, {chosen} FROM {_quote(table)} WHERE rowid > ? ORDER BY rowid"
         last, step, attempts, since = _FIRST, 1, 0, 0
         while attempts < _MOST_ATTEMPTS and last < _LAST:
             try:
                 for number, *values in self._connection.execute(text, (last,)):
+                    # a damaged index may lead in a circle
                     if number <= last:
                         raise sqlite3.DatabaseError
+                    # rows between the last good one and this one are lost; rowids of most tables are in a row
                     self._note_damage(table, min(number - since - 1, 1 << 40) if attempts and step > 1 else 0)
                     last, since, step, self.rows = number, number, 1, self.rows + 1
                     yield tuple(values)
             except _DAMAGED:
+                # the step doubles: a damaged page is left after few attempts
                 last, step, attempts = min(max(last, -1) + step, _LAST), 2 * step, attempts + 1
                 continue
             break
+        # reading ended in damage: what is behind the last good row is lost
         if step > 1:
             self._note_damage(table, max(self._count(table) - since, 1))
 
@@ -146,6 +158,7 @@ def whole(value: Any) -> int | None:
     if value is None:
         return None
     number = int(value)
+    # integers of SQLite have 8 bytes: others were never stored
     if not _FIRST <= number <= _LAST:
         raise OverflowError
     return number

@@ -26,6 +26,7 @@ def is_imported(path: Path) -> bool:
 
 def read_imported(folder: Path) -> Sequence[Profile]:
     """The profile of each rank that was imported into a folder. Raises ConfigError."""
+    # checks size and kind of the file before a parser sees it
     read_bytes(folder / f"{TABLE}.parquet", "profile", way_out=_WAY_OUT)
     table = Outputs(folder).read_table(TABLE)
     if missing := [name for name in ("name", "stream", "start_s", "seconds") if name not in table]:
@@ -39,6 +40,7 @@ def _profile(table: pd.DataFrame, folder: Path, rank: int | None) -> Profile:
     record = _record(folder, rank)
     marked = [(float(start), float(end)) for start, end in record.get("iterations_s", ())]
     source = str(record.get("source") or folder.name)
+    # the same checks as for any file: a folder may have been edited
     made = profile_of(_rows(table), source, device=str(record.get("device") or ""), iterations=marked)
     return replace(made, rank=rank)
 
@@ -55,6 +57,7 @@ def _record(folder: Path, rank: int | None) -> Mapping[str, Any]:
 
 def _rows(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
     names = [name for name in COLUMNS if name in table]
+    # None for all kinds of missing values, as rows expect it
     columns = {name: table[name].astype(object).where(table[name].notna(), None).tolist() for name in names}
     for values in zip(*columns.values(), strict=True):
         yield dict(zip(columns, values, strict=True))

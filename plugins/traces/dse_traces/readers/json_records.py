@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from io import BufferedReader
 from typing import Any
@@ -28,6 +29,7 @@ _SPACE = re.compile(r"[\s,]*")
 _NEXT = re.compile(r'\{\s*"[^"\\\n]{1,60}"\s*:')
 _GOES_ON = re.compile(r"\]\s*,\s*\{")
 _NO_NUMBER = re.compile(r"(?<=[:\[,\s])[-+]?(?:nan(?:\([^)\s]*\))?|inf(?:inity)?)(?=\s*[,}\]])", re.IGNORECASE)
+# paths of Windows in names: \\U is no escape of JSON
 _NO_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 
 
@@ -35,7 +37,9 @@ def text_parts(file: BufferedReader, losses: list[str]) -> Iterator[str]:
     """Yield the text of a file, part by part, as far as it can be unpacked; what is lost is noted in `losses`."""
     try:
         head = file.peek(2)[:2]
+        # PowerShell writes UTF-16 when output is redirected
         encoding = "utf-16" if head in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+        # incremental: a character may be cut between two parts
         decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
         while data := file.read1(_CHUNK):
             yield decoder.decode(data)
@@ -59,7 +63,9 @@ class JsonRecords:
         self._parts, self._keys, self._bare = parts, keys, bare
         self._worth = re.compile(worth, re.IGNORECASE) if worth else None
         self._key = re.compile(f'"({"|".join(map(re.escape, keys))})"' + r"\s*:\s*(?=\S)")
+        # not strict: control characters in texts are accepted
         self._scan: Any = json.JSONDecoder(strict=False).raw_decode
+        # _base: characters before the buffer; _place: where reading stands inside of it
         self._buffer, self._base, self._place, self._waste, self._last = "", 0, 0, 0, ""
         self.damaged = self.mended = self.lost = self.characters = 0
         self.cut = self._at_end = False
@@ -77,6 +83,7 @@ class JsonRecords:
                 yield from self._elements(key)
             elif (value := self._value()) is not None:
                 yield key, value
+        # the last character that is no blank: whole documents end with a bracket
         self.cut = self.cut or self._last not in ("}", "]")
 
     @property
@@ -86,9 +93,11 @@ class JsonRecords:
 
     def _more(self) -> bool:
         """True where more text follows, which the buffer then holds from its place on: twice as much at least."""
+        # at least as much again as is left: an element that needs more text is parsed log(n) times, not n
         fresh, wanted = list[str](), len(self._buffer) - self._place
         while wanted >= 0 and (part := next(self._parts, None)) is not None:
             fresh.append(part)
+            # an empty part counts, so that the loop ends
             wanted -= max(len(part), 1)
         text = "".join(fresh)
         if not text:
@@ -115,6 +124,7 @@ class JsonRecords:
                 self._place = match.end()
                 self.met.add(match[1])
                 return match[1]
+            # a key may lie across two parts: the end of the buffer stays
             self._place = max(self._place, len(self._buffer) - _OVERLAP)
             if not self._more():
                 return None
@@ -134,10 +144,12 @@ class JsonRecords:
     def _elements(self, key: str) -> Iterator[tuple[str, Any]]:
         """Yield the elements of the list in which the place is."""
         while True:
+            # a list may end, go on behind the end (merged files), or be at the end of what was read
             if not self._next_is("]"):
                 if self._place >= len(self._buffer):
                     self.cut = True
                     return
+            # enough text behind the bracket to see whether the list goes on
             elif self._place + _OVERLAP < len(self._buffer) or not self._more():
                 if not _GOES_ON.match(self._buffer, self._place):
                     self._place += 1
@@ -158,6 +170,7 @@ class JsonRecords:
     def _is_cut(self, error: Exception) -> bool:
         """True where what could not be read may go on in the text that was not read yet."""
         if len(self._buffer) - self._place > MOST_ELEMENT or not isinstance(error, json.JSONDecodeError):
+            # an element beyond the limit is damage, and errors of other kinds do not depend on more text
             return False
         return error.pos >= len(self._buffer) - _NEAR_END or error.msg.startswith("Unterminated string")
 
@@ -177,15 +190,19 @@ class JsonRecords:
                 value, end = self._scan(self._buffer, self._place)
             except (ValueError, RecursionError) as error:
                 if self._fails_for_lack(error) and self._more():
+                    # the search above begins one further on
                     self._place -= 1
                     continue
+                # begins that have the names of an element count as elements that were lost
                 failures += any(f'"{name}"' in match[0] for name in self._keys[key])
                 self._skip(error)
                 continue
             if self._is_element(key, value):
                 break
+            # an object inside of the damaged element: what follows it may be the next one
             self._place = end - 1
         at, begun = self._place, begin - self._base
+        # the begin may have left the buffer by now: then nothing can be mended
         if not (mended := list(self._mend(key, self._buffer[begun:at])) if begun >= 0 else []):
             self.damaged, self.lost = self.damaged + failures, self.lost + at - begun
         yield from mended
@@ -197,6 +214,7 @@ class JsonRecords:
         """True where an attempt in vain may succeed with more text, and not too many were in vain."""
         if not self._is_cut(error):
             return False
+        # quadratic time must not be forced by a file: attempts in vain are paid for
         self._waste += len(self._buffer) - self._place
         return not self._wastes_time
 
@@ -210,6 +228,7 @@ class JsonRecords:
 
     @property
     def _wastes_time(self) -> bool:
+        # a fixed amount is free, so that small files are always read to the end
         return self._waste > _FREE_WASTE + _MOST_WASTE * self.characters
 
     def _is_element(self, key: str, value: Any) -> bool:
@@ -221,9 +240,33 @@ class JsonRecords:
         if self._worth is None or not self._worth.search(text):
             return
         try:
+            # nan and inf as profilers print them are no JSON
             value, _ = self._scan(_NO_ESCAPE.sub(r"\\\\", _NO_NUMBER.sub("null", text)), 0)
         except (ValueError, RecursionError):
             return
         if self._is_element(key, value):
             self.mended += 1
             yield value
+
+
+def damage(dropped: Counter[str], records: JsonRecords, losses: list[str], name: str) -> None:
+    """Count what damage cost of a JSON. name: of its elements."""
+    dropped[f"{name} that are damaged"] += records.damaged
+    dropped[f"{name} that are damaged in part, and used"] += records.mended
+    for reason in losses:
+        dropped[reason] += 1
+    if records.cut and not losses:
+        dropped["the rest of a JSON that stops, or is damaged"] += 1
+
+
+def lost_share(records: JsonRecords, losses: list[str]) -> str:
+    """The share of a JSON that was lost, in words; "" for none."""
+    stops = "what came after the file stops" if records.cut or losses else ""
+    if not records.lost:
+        return stops
+    share = 100 * records.share
+    # a share that is not zero is never shown as 0.0 %
+    text = f"{share:.1f} %" if share >= 0.1 else f"{share:.1g} %"
+    return f"{text} of the file, {records.damaged:,} damaged event{'s' * (records.damaged != 1)}" + (
+        f", and {stops}" if stops else ""
+    )

@@ -22,18 +22,18 @@ from typing import Any
 from dse.errors import ConfigError, Problem
 from dse_traces.profile.iterations import is_iteration
 from dse_traces.profile.kernels import GRAPH_NAME, MOST_GPUS, MOST_ITERATIONS, KernelRows, Profile, profile_of
-from dse_traces.readers.databases import Database, open_database, whole
-from dse_traces.readers.rocpd import is_rocpd, rocpd_profiles
+from dse_traces.readers.databases import WAY_OUT, Database, open_database, whole
 
 _NS = 1e-9
-_WAY = "name a file that `nsys export --type sqlite`, or rocprofv3, wrote"
 _KERNELS, _RUNTIME = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
 _GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 _RAN = (_KERNELS, _GRAPHS, "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET")
+# the longest first: a short name has lost templates and namespaces
 _NAMES = ("demangledName", "shortName", "name")
 _COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
 """`copyKind`, as CUPTI numbers it (CUpti_ActivityMemcpyKind)."""
 _BETWEEN_GPUS = ("Memcpy PtoP",)
+# globalTid and globalPid share their upper bits
 _PROCESS = 24  # bits of a thread in `globalTid`
 _DROPPED = "rows with fields that cannot be read"
 _MOST_NAMES = 1024  # of GPUs
@@ -44,27 +44,21 @@ _Gpu = tuple[int, int]
 _Launches = Mapping[tuple[int, int], float]
 
 
-def read_database(path: Path) -> list[Profile]:
-    """The profile of each GPU in a database of Nsight Systems, rocprofv3 or rpd. Raises ConfigError."""
-    with open_database(path, _WAY) as database:
-        profiles = rocpd_profiles(database) if is_rocpd(database) else _profiles(database)
-        return [replace(profile, lost=database.lost) for profile in profiles]
-
-
 def read_nsys(path: Path) -> list[Profile]:
     """The profile of each GPU of each process. Raises ConfigError where the file is no export of nsys.
 
     A damaged database is used as far as it goes.
     """
-    with open_database(path, _WAY) as database:
+    with open_database(path) as database:
         return [replace(profile, lost=database.lost) for profile in _profiles(database)]
 
 
 def _profiles(database: Database) -> list[Profile]:
     """The profiles of all GPUs. Raises ConfigError."""
+    # exports without any activity of a GPU lack these tables
     if not {_KERNELS, _GRAPHS} & database.tables:
         rule = f"is no export of nsys with kernels of a GPU: it has no table {_KERNELS}"
-        raise ConfigError([Problem("profile", rule, str(database.path), _WAY)])
+        raise ConfigError([Problem("profile", rule, str(database.path), WAY_OUT)])
     texts, launches = database.texts("StringIds", "id", "value"), _launches(database)
     by_gpu = defaultdict[_Gpu, KernelRows](KernelRows)
     for table in (name for name in _RAN if name in database.tables):
@@ -86,6 +80,7 @@ def _of_each(
         return [profile_of([], name, dropped=dropped)]
     profiles, problems = list[Profile](), list[ConfigError]()
     for process, device in sorted(by_gpu):
+        # ranges of a process count for its GPUs; -1 on either side matches all
         marked = [span for at, spans in iterations.items() if at == process or process < 0 or at < 0 for span in spans]
         how: dict[str, Any] = {"device": names.get(device, ""), "dropped": dropped}
         try:
@@ -130,12 +125,14 @@ def _rows(
     database: Database, table: str, texts: Mapping[int, str], launches: _Launches
 ) -> Iterator[tuple[_Gpu, Mapping[str, Any]]]:
     """Yield (process, device) and the row of a profile, for each row of a table."""
+    # memory copies have no name column: None is looked up then, and the name comes from the kind
     named = next((name for name in _NAMES if name in database.columns(table)), "name")
     fields = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "gridX", "gridY", "gridZ")
     for row in database.select(table, (*fields, "copyKind", "bytes", "srcDeviceId", "dstDeviceId", "graphId", named)):
         try:
             gpu, kernel = _row(row, launches)
             name = _name(table, row, texts.get(row[named], row[named]))
+            # bytes count for copies between GPUs alone, which are communication
             payload = row["bytes"] if table.endswith("MEMCPY") and name in _BETWEEN_GPUS else None
             yield gpu, kernel | {"name": name, "payload_bytes": payload}
         except _WRONG:
@@ -174,7 +171,9 @@ def _iterations(database: Database, texts: Mapping[int, str]) -> dict[int, list[
     if "NVTX_EVENTS" not in database.tables:
         return marked
     for row in database.select("NVTX_EVENTS", ("start", "end", "text", "textId", "globalTid")):
+        # short texts are stored in the event, repeated ones by number
         text = row["text"] if row["text"] is not None else texts.get(row["textId"])
+        # a mark without an end is no range
         if row["end"] is None or not isinstance(text, str) or not is_iteration(text[:200]):
             continue
         try:
@@ -191,6 +190,7 @@ def _iterations(database: Database, texts: Mapping[int, str]) -> dict[int, list[
 def _copy_name(row: Mapping[str, Any]) -> str:
     """The name of a copy; one whose ends are different GPUs is one between GPUs, whatever its kind says."""
     ends = row["srcDeviceId"], row["dstDeviceId"]
+    # 8 is DtoD: it also covers copies between two devices of one process
     between = row["copyKind"] == 8 and None not in ends and ends[0] != ends[1]
     return f"Memcpy {'PtoP' if between else _COPIES.get(row['copyKind'], '')}".strip()
 

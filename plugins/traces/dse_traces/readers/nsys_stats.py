@@ -28,6 +28,7 @@ _UNITS = {
     "s": 1.0,
     "sec": 1.0,
 }
+# the unit stands in brackets: nsys writes the one that a user chose
 _TIMED = re.compile(r"(start|duration)\s*\(([a-zµ]+)\)", re.IGNORECASE)
 _SUMMED = re.compile(r"total ?(time|duration)|time ?\(?%|percentage|average|avg ?\(", re.IGNORECASE)
 _COPY = re.compile(r"\[cuda (memcpy|memset)\s*([^\]]*)\]", re.IGNORECASE)
@@ -71,6 +72,7 @@ def read_nsys_stats(path: Path) -> list[Profile]:
                     dropped[f"kernels of GPUs past the first {MOST_GPUS}"] += 1
             except (ValueError, OverflowError):
                 dropped[_DROPPED] += 1
+    # rows that cannot be read may leave a GPU without any
     gpus = [gpu for gpu in sorted(by_gpu, key=_number) if len(by_gpu[gpu])]
     how: dict[str, Any] = {"dropped": dropped}
     return [profile_of(by_gpu[gpu], path.name, device=_name(gpu), **how) for gpu in gpus or [""]]
@@ -78,6 +80,7 @@ def read_nsys_stats(path: Path) -> list[Profile]:
 
 def _kernel(row: Row, timed: Mapping[str, tuple[str, float]]) -> dict[str, Any]:
     """The row of a profile. Raises ValueError."""
+    # thousands are separated by commas in some locales
     times = {name: float(row[column].replace(",", "")) * unit for name, (column, unit) in timed.items()}
     sides = [row.get(side, "") for side in ("GrdX", "GrdY", "GrdZ")]
     return {
@@ -103,6 +106,7 @@ def _kernel_name(text: str) -> str:
 
 def _number(gpu: str) -> tuple[int, str]:
     match = _DEVICE.fullmatch(gpu)
+    # the number of the GPU in brackets; without one all rows are of the same GPU
     return (int(match[2][:9]) if match else 0), gpu
 
 

@@ -13,38 +13,56 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import ceil, prod
+from pathlib import Path
 from typing import Any
 
 from dse.errors import ConfigError
 from dse_traces.profile.iterations import is_iteration
 from dse_traces.profile.kernels import MOST_GPUS, MOST_ITERATIONS, KernelRows, Profile, profile_of
-from dse_traces.readers.databases import Database, whole
+from dse_traces.readers.databases import Database, open_database, whole
 
 _NS = 1e-9
 _DISPATCH = re.compile(r"_?rocpd_kernel_dispatch(\w*)")
 _OPERATIONS = "rocpd_op"
 _DROPPED = "rows with fields that cannot be read"
 _WRONG = (TypeError, ValueError, OverflowError, ZeroDivisionError)
+# "MEMORY_COPY_HOST_TO_DEVICE" and "CopyHostToDevice"
 _COPY = re.compile(r"(?:MEMORY_COPY_|Copy)?(.*)", re.IGNORECASE)
 
 _Gpu = tuple[str, int, int]
 """Id of the tables, process and agent."""
+_Process = tuple[str, int]
+"""Id of the tables, and process; 0 where it is not recorded."""
+_Span = tuple[float, float]
 
 
-def is_rocpd(database: Database) -> bool:
-    """True for a database of rocprofv3 or rpd."""
-    return _OPERATIONS in database.tables or any(map(_DISPATCH.fullmatch, database.tables))
+def is_rocpd(tables: Collection[str]) -> bool:
+    """True for the tables of a database of rocprofv3 or rpd."""
+    return _OPERATIONS in tables or any(map(_DISPATCH.fullmatch, tables))
 
 
-def rocpd_profiles(database: Database) -> list[Profile]:
-    """The profile of each GPU of each process. Raises ConfigError."""
-    by_gpu, devices, marked = defaultdict[_Gpu, KernelRows](KernelRows), dict[_Gpu, str](), list[tuple[float, float]]()
+def read_rocpd(path: Path) -> list[Profile]:
+    """The profile of each GPU of each process. Raises ConfigError. A damaged database is used as far as it goes."""
+    with open_database(path) as database:
+        return [replace(profile, lost=database.lost) for profile in _profiles(database)]
+
+
+def _profiles(database: Database) -> list[Profile]:
+    """The profiles of all GPUs. Raises ConfigError."""
+    by_gpu, devices, marked = (
+        defaultdict[_Gpu, KernelRows](KernelRows),
+        dict[_Gpu, str](),
+        defaultdict[_Process, list[_Span]](list),
+    )
+    # each process writes tables that end in its GUID
     suffixes = sorted(match[1] for table in database.tables if (match := _DISPATCH.fullmatch(table)))
     for suffix in suffixes[:MOST_GPUS]:
         launches, spans = _regions(database, suffix)
-        marked += spans
+        for process, span in spans:
+            _mark(database, marked, (suffix, process), span)
         names = database.texts(_table(database, "info_agent", suffix), "id", "product_name", "model_name", "name")
         for gpu, row in _rows(database, suffix, launches):
             _keep(database, by_gpu, gpu, row)
@@ -62,16 +80,25 @@ def _keep(database: Database, by_gpu: dict[_Gpu, KernelRows], gpu: _Gpu, row: Ma
         database.dropped[f"kernels of GPUs past the first {MOST_GPUS}"] += 1
 
 
+def _mark(database: Database, marked: dict[_Process, list[_Span]], process: _Process, span: _Span) -> None:
+    if sum(map(len, marked.values())) < MOST_ITERATIONS:
+        marked[process].append(span)
+    else:
+        database.dropped[f"iterations past the first {MOST_ITERATIONS:,}"] += 1
+
+
 def _of_each(
     database: Database,
     by_gpu: Mapping[_Gpu, KernelRows],
     devices: Mapping[_Gpu, str],
-    marked: Sequence[tuple[float, float]],
+    marked: Mapping[_Process, Sequence[_Span]],
 ) -> list[Profile]:
-    how: dict[str, Any] = {"dropped": database.dropped, "iterations": sorted(set(marked[:MOST_ITERATIONS]))}
     profiles, problems = list[Profile](), list[ConfigError]()
+    # without any row the profile of nothing raises the error with all reasons
     for gpu in sorted(by_gpu) or [("", 0, 0)]:
         rows = by_gpu.get(gpu, KernelRows())
+        spans = sorted({span for process, spans in marked.items() if _is_of(process, gpu) for span in spans})
+        how: dict[str, Any] = {"dropped": database.dropped, "iterations": spans}
         try:
             profiles.append(profile_of(rows, database.path.name, device=devices.get(gpu, ""), **how))
         except ConfigError as error:
@@ -81,9 +108,15 @@ def _of_each(
     return profiles
 
 
+def _is_of(process: _Process, gpu: _Gpu) -> bool:
+    """Whether a GPU is of a process, as far as both are recorded."""
+    return process[0] == gpu[0] and (process[1] == gpu[1] or not (process[1] and gpu[1]))
+
+
 def _table(database: Database, name: str, suffix: str) -> str:
     """The table of a name and an id; the one without an id where there is none."""
     full = f"rocpd_{name}{suffix}"
+    # a database of one process may have no suffix
     return full if full in database.tables else f"rocpd_{name}"
 
 
@@ -95,6 +128,7 @@ def _rows(database: Database, suffix: str, launches: Mapping[int, float]) -> Ite
     sides = [f"{name}_{side}" for side in "xyz" for name in ("grid_size", "workgroup_size")]
     fields = ("start", "end", "pid", "queue_id", "stream_id", "event_id")
     types = database.texts(_table(database, "info_agent", suffix), "id", "type")
+    # filled by kernels, and read by copies: dispatches must come first
     gpus = set[_Gpu]()
 
     def kernel(row: Mapping[str, Any]) -> tuple[_Gpu, Mapping[str, Any]]:
@@ -108,7 +142,9 @@ def _rows(database: Database, suffix: str, launches: Mapping[int, float]) -> Ite
 
     def copy(row: Mapping[str, Any]) -> tuple[_Gpu, Mapping[str, Any]]:
         process = whole(row["pid"]) or 0
+        # the destination first, as a copy is of the GPU that receives it
         ends = [(suffix, process, whole(row[f"{end}_agent_id"]) or 0) for end in ("dst", "src")]
+        # an agent that ran kernels is a GPU; of host to device the source is a CPU
         gpu = next((end for end in ends if end in gpus), ends[0])
         match = _COPY.fullmatch(strings.get(row["name_id"], ""))
         between = ends[0] != ends[1] and all(types.get(end[2]) == "GPU" or end in gpus for end in ends)
@@ -150,25 +186,26 @@ def _blocks(row: Mapping[str, Any]) -> int | None:
     return prod(ceil((grid or 0) / (group or 1)) for grid, group in sides) if all(a and b for a, b in sides) else None
 
 
-def _regions(database: Database, suffix: str) -> tuple[dict[int, float], list[tuple[float, float]]]:
-    """When the call that caused each event of a GPU began [s], by event; and iterations."""
+def _regions(database: Database, suffix: str) -> tuple[dict[int, float], list[tuple[int, _Span]]]:
+    """When the call that caused each event of a GPU began [s], by event; and iterations with their processes."""
     strings = database.texts(_table(database, "string", suffix), "id", "string")
     stacks = dict[int, int]()
     for row in database.select(_table(database, "event", suffix), ("id", "stack_id", "correlation_id")):
         cause = row["stack_id"] or row["correlation_id"]
         if isinstance(row["id"], int) and isinstance(cause, int) and cause:
             stacks[row["id"]] = cause
-    begins, spans = dict[int, float](), list[tuple[float, float]]()
-    for row in database.select(_table(database, "region", suffix), ("start", "end", "name_id", "event_id", "extdata")):
+    begins, spans = dict[int, float](), list[tuple[int, _Span]]()
+    for row in database.select(_table(database, "region", suffix), ("start", "end", "name_id", "event_id", "pid")):
         try:
-            times = _times(row)
+            times, process = _times(row), whole(row["pid"]) or 0
         except _WRONG:
             database.dropped[_DROPPED] += 1
             continue
         if (cause := stacks.get(row["event_id"])) is not None:
+            # the first region of a cause is the call itself, later ones are nested
             begins.setdefault(cause, times["start_s"])
         if is_iteration(strings.get(row["name_id"], "")[:200]):
-            spans.append((times["start_s"], times["start_s"] + times["seconds"]))
+            spans.append((process, (times["start_s"], times["start_s"] + times["seconds"])))
     return {event: begins[cause] for event, cause in stacks.items() if cause in begins}, spans
 
 
@@ -178,6 +215,7 @@ def _operations(database: Database) -> Iterator[tuple[_Gpu, Mapping[str, Any]]]:
 
     def operation(row: Mapping[str, Any]) -> tuple[_Gpu, Mapping[str, Any]]:
         kind, name = strings.get(row["opType_id"], ""), strings.get(row["description_id"], "")
+        # rpd names copies by their type, and kernels by their description
         if kind.lower().startswith("copy") or not name:
             name = f"Memcpy {kind.removeprefix('Copy')}" if kind.startswith("Copy") else name or kind
         about = {"name": name.removesuffix(".kd") or "kernel without a name", "stream": str(row["queueId"])}

@@ -39,16 +39,19 @@ def is_rocprof(columns: Sequence[str]) -> bool:
 def read_rocprof(path: Path) -> list[Profile]:
     """The profile of each GPU of a kernel trace or table, most kernels first. Raises ConfigError."""
     dropped = Counter[str]()
+    # read first: rows of kernels look them up as they are read
     launches = {int(key): start for key, start, _ in _spans(path, "hip_api_trace", dropped, "Correlation_Id")}
     by_gpu = defaultdict[str, KernelRows](KernelRows)
     with csv_rows(path, dropped) as (columns, rows):
         kernel = _kernel if set(columns) >= _V3 else _older_kernel
         for row in rows:
             _add(row, lambda row: kernel(row, launches), by_gpu, dropped)
+    # after kernels: a copy belongs to an agent that ran any
     for row in _beside(path, "memory_copy_trace", dropped):
         _add(row, lambda row: _copy(row, by_gpu), by_gpu, dropped)
     if not by_gpu:
         return [profile_of([], path.name, dropped=dropped)]
+    # the file was renamed between versions of rocprofv3
     marks = [name for name in ("marker_api_trace", "marker_trace") if _place(path, name).is_file()][:1]
     spans = [span for name in marks for span in _spans(path, name, dropped, "Function")]
     iterations = sorted({(start, end) for name, start, end in spans if is_iteration(name)})
@@ -111,15 +114,18 @@ def _copy(row: Row, gpus: Mapping[str, KernelRows]) -> tuple[str, Mapping[str, A
 
     Raises KeyError where neither end ran any.
     """
+    # the destination first: a copy is of the GPU that receives it
     ends = [row.get("Destination_Agent_Id", ""), row.get("Source_Agent_Id", "")]
     gpu = next((end for end in ends if end in gpus), None)
     if gpu is None:
         raise KeyError("agent")
     start, direction = int(row["Start_Timestamp"]), row.get("Direction", "").removeprefix("MEMORY_COPY_")
+    # within one agent it is no communication
     if direction == "DEVICE_TO_DEVICE" and ends[0] != ends[1] and all(ends):
         direction = "PtoP"
     return gpu, {
         "name": f"Memcpy {direction}".strip(),
+        # copies without a stream are in order of their kind alone
         "stream": row.get("Stream_Id") or f"copies {direction}",
         "start_s": start * _NS,
         "seconds": (int(row["End_Timestamp"]) - start) * _NS,
@@ -134,6 +140,7 @@ def _place(path: Path, name: str) -> Path:
 def _beside(path: Path, name: str, dropped: Counter[str]) -> Iterator[Row]:
     """Yield the rows of a file beside a kernel trace, as far as it can be read."""
     place = _place(path, name)
+    # a trace with an unusual name has no neighbours that could be found
     if place == path or not place.is_file():
         return
     try:

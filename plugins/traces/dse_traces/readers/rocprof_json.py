@@ -17,8 +17,7 @@ from typing import Any
 from dse.errors import ConfigError
 from dse_chakra.packed import open_packed
 from dse_traces.profile.kernels import MOST_GPUS, KernelRows, Profile, profile_of
-from dse_traces.readers.chrome import damage, lost_share
-from dse_traces.readers.json_records import JsonRecords, text_parts
+from dse_traces.readers.json_records import JsonRecords, damage, lost_share, text_parts
 
 ROCPROF = b'"rocprofiler-sdk-tool"'
 """A text near the begin of such a file."""
@@ -83,9 +82,11 @@ class _Records:
             self._readers[key](value)
 
     def _agent(self, value: Mapping[str, Any]) -> None:
+        # ids of agents repeat in each process of a file
         gpu = self._process, _handle(value.get("id", value.get("node_id")))
         if len(self._devices) < _MOST_AGENTS:
             self._devices[gpu] = str(value.get("product_name") or value.get("model_name") or value.get("name") or "")
+            # 2 is ROCPROFILER_AGENT_TYPE_GPU
             if value.get("type") in (2, "GPU"):
                 self._gpus.add(gpu)
 
@@ -98,6 +99,7 @@ class _Records:
     def _call(self, value: Mapping[str, Any]) -> None:
         if "start_timestamp" in value:  # else it says what numbers of operations mean
             number = int(value["correlation_id"]["internal"])
+            # the first call with a number is the launch, further ones are nested in it
             self._launches[self._process].setdefault(number, int(value["start_timestamp"]) * _NS)
 
     def _kernel(self, value: Mapping[str, Any]) -> None:
@@ -117,6 +119,7 @@ class _Records:
 
     def _copy(self, value: Mapping[str, Any]) -> None:
         if "start_timestamp" not in value:
+            # records without times list the names of operations
             return
         ends = [(self._process, _handle(value[name])) for name in ("dst_agent_id", "src_agent_id") if name in value]
         # of a copy to the host the GPU is the source: the target is a CPU agent
@@ -140,6 +143,7 @@ class _Records:
         profiles, problems = list[Profile](), list[ConfigError]()
         # without rows `profile_of` tells what the file lacks
         for gpu in sorted(self._rows) or [(0, 0)]:
+            # a GPU without a usable kernel must not hide the others
             try:
                 rows, device = self._rows[gpu], self._devices.get(gpu, "")
                 profiles.append(profile_of(rows, path.name, device=device, dropped=self.dropped))
