@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
+import dse_serving.columns as at
 from dse.backend import Backend, Batch, Interval, Metric, Replay, Result, Results, Tree
 from dse.config.named_file import content_of
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
-from dse_serving.design import Engines, Server, Serving, Slo, broken_rules, deployment_of, kernels, usd_per_gpu_hour
+from dse_serving.design import (
+    Engines,
+    Server,
+    Serving,
+    Slo,
+    broken_rules,
+    deployment_of,
+    kernels,
+    prompt_engines,
+    usd_per_gpu_hour,
+)
 from dse_serving.results import METRICS, ServingRun, metrics_of
 from dse_serving.steady import serve_steadily
 from dse_serving.traffic import TrafficSpec
@@ -38,7 +50,7 @@ _LOGGED = 4000  # steps of a timeline
 class ServingBackend(Backend):
     """Deployments of models, under traffic."""
 
-    version = "9"
+    version = "10"
     metrics: Mapping[str, Metric] = METRICS
 
     def __init__(self) -> None:
@@ -64,12 +76,8 @@ class ServingBackend(Backend):
         spec = check.model(TrafficSpec, tree["traffic"], path="traffic")
         check.done()
         assert spec is not None
-        traffic, context = spec.draw(), (tree["server"].get("scheduler") or {}).get("context")
-        longest = int((traffic.inputs + traffic.outputs).max())
-        if isinstance(context, int) and longest > context:
-            rule = f"is less than the longest request, {longest:,} tokens with its output"
-            check.add("server.scheduler.context", rule, value=context, way_out="raise it, or shorten requests")
-        check.done()
+        # drawn here once, so that a faulty trace is refused before any design
+        spec.draw()
         return {str(tree["model"]["name"]): {**tree, "traffic": _with_content(tree["traffic"])}}
 
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
@@ -102,7 +110,15 @@ class ServingBackend(Backend):
     def problems(self, design: BaseModel) -> Sequence[Problem]:
         """Rules that a deployment breaks, those of its steps among them."""
         assert isinstance(design, Serving)
+        # the batch of a run is none here: engines choose it step by step
         of_steps = [problem for problem in self._steps.problems(design) if problem.path != "run.batch"]
+        prompts, listed = prompt_engines(design), set(map(str, of_steps))
+        of_prompts = [] if prompts is None else self._steps.problems(prompts)
+        of_steps += [
+            replace(problem, path="engines.prefill_tp") if problem.path == "parallel.tp" else problem
+            for problem in of_prompts
+            if problem.path != "run.batch" and str(problem) not in listed
+        ]
         return [*of_steps, *broken_rules(design)]
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
@@ -116,6 +132,7 @@ class ServingBackend(Backend):
         if refused is not None:
             return refused
         try:
+            # traffic beyond the knee is a property of the deployment, and no failure of the run
             served = self.serve(design)
         except ConfigError as error:
             return Result("infeasible", reason="; ".join(map(str, error.problems)))
@@ -135,7 +152,8 @@ class ServingBackend(Backend):
         """Steps of every engine, as far as they are noted."""
         assert isinstance(design, Serving)
         log = self.serve(design, _LOGGED).state.log
-        rows = log[log[:, 2] > 0]
+        # rows of the log that no step filled end at 0
+        rows = log[log[:, at.LOG_FINISH] > 0]
         return Replay(tuple(_interval(row) for row in rows), {})
 
     def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
@@ -158,8 +176,13 @@ def _with_content(traffic: Tree) -> Tree:
 
 
 def _interval(row: Any) -> Interval:
-    engine, start, finish, generating, tokens = row[:5]
+    start, finish = row[at.LOG_START], row[at.LOG_FINISH]
+    generating, tokens = row[at.LOG_GENERATING], row[at.LOG_PROMPT_TOKENS]
     kind = "decode" if tokens == 0 else "prefill" if generating == 0 else "mixed"
     return Interval(
-        f"engine {engine:.0f}", f"{generating:.0f} generate, {tokens:.0f} tokens of prompts", kind, start, finish
+        f"engine {row[at.LOG_ENGINE]:.0f}",
+        f"{generating:.0f} generate, {tokens:.0f} tokens of prompts",
+        kind,
+        start,
+        finish,
     )

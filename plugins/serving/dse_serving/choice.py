@@ -38,6 +38,7 @@ def with_splits(table: pd.DataFrame) -> pd.DataFrame:
     points = table.dropna(subset=[RATE]).reset_index(drop=True) if RATE in table else table.iloc[:0]
     if not len(points):
         return points
+    # older tables have no intervals
     verdicts = points["meets"] if "meets" in points else np.where(points["status"] == "ok", MEETS, MISSES)
     splits = [split_of(row) for row in points.to_dict("records")]
     return points.assign(status="ok", verdict=verdicts, split=splits)
@@ -53,17 +54,29 @@ def split_of(row: Mapping[Any, Any]) -> str:
     if not plain(row.get("engines.apart")):
         return f"{gpus // (tp * others + experts)} x {name}"
     prefill_tp, count = int(plain(row.get("engines.prefill_tp")) or tp), int(row["engines.prefill_replicas"])
+    # GPUs that generate
     left = gpus - count * prefill_tp * others
     return f"{count} x TP {prefill_tp}{more} for prompts, {left // (tp * others + experts)} x {name}"
+
+
+def interval_columns(name: str) -> tuple[str, str]:
+    """Columns of the ends of the interval of a time.
+
+    >>> interval_columns("ttft_s")
+    ('ttft_low_s', 'ttft_high_s')
+    """
+    time = name.removesuffix("_s")
+    return f"{time}_low_s", f"{time}_high_s"
 
 
 def judged(points: pd.DataFrame, limits: Mapping[str, float]) -> pd.DataFrame:
     """Points with their verdicts under upper limits by metric as well: of a time, by its interval."""
     verdicts = points["verdict"].to_numpy(float)
     for name, limit in limits.items():
-        ends = [name.replace("_s", f"_{end}_s") if name in TIMES else name for end in ("low", "high")]
+        ends = interval_columns(name) if name in TIMES else (name, name)
         low, high = (points[end if end in points else name] for end in ends)
         of_limit = [verdict_of(*pair, limit) for pair in zip(low, high, strict=True)]
+        # the worst verdict of all limits
         verdicts = np.minimum(verdicts, of_limit)
     return points.assign(verdict=verdicts)
 
@@ -116,6 +129,7 @@ def close_rivals(points: pd.DataFrame, best: Mapping[Any, Any]) -> Iterator[tupl
         if rival["key"] == best["key"] or rival["verdict"] == MISSES:
             continue
         alike = rival[HIGH] >= best[LOW]
+        # open traffic: of equal numbers of GPUs the shorter time wins, and fewer GPUs always
         if not is_closed(best) and rival["gpus"] == best["gpus"]:
             alike = rival["tpot_low_s"] <= best["tpot_high_s"]
         elif not is_closed(best):
@@ -128,8 +142,11 @@ def close_rivals(points: pd.DataFrame, best: Mapping[Any, Any]) -> Iterator[tupl
 
 def sentence(best: Mapping[Any, Any]) -> str:
     """A deployment in a sentence."""
-    times = ", ".join(f"{words} {with_prefix(float(best[name]), 'second')}" for name, words in TIMES.items())
-    rate = f"{best[RATE]:,.0f} tokens/s a GPU, {best['tokens_per_s_per_user']:.1f} tokens/s a user"
+    # answers of one token have no later token, and no rate of a user
+    measured = {name: words for name, words in TIMES.items() if best[name]}
+    times = ", ".join(f"{words} {with_prefix(float(best[name]), 'second')}" for name, words in measured.items())
+    of_user = f", {best['tokens_per_s_per_user']:.1f} tokens/s a user" if best["tokens_per_s_per_user"] else ""
+    rate = f"{best[RATE]:,.0f} tokens/s a GPU{of_user}"
     price = f", {best['tokens_per_usd']:,.0f} tokens a dollar" if best["tokens_per_usd"] else ""
     fewest = ", the fewest that keep up within the limits" if best["verdict"] == MEETS else ""
     gpus = "" if is_closed(best) else f" on {best['gpus']:.0f} GPU{'s' if best['gpus'] > 1 else ''}{fewest}"

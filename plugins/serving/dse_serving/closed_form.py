@@ -25,24 +25,31 @@ from dse_serving.traffic import Traffic
 
 def steady_loop(deployment: Deployment, concurrency: int, prompt: int, output: int) -> tuple[float, float]:
     """Times to the first token and of each later one [s], of engines that do both."""
-    pool, plan = deployment.pools[0], deployment.pools[0].scheduler
+    pool, scheduler = deployment.pools[0], deployment.pools[0].scheduler
+    # engines share the loop evenly
     sequences = max(1, round(concurrency / pool.engines))
     single = np.ones(1, np.int64)
     state = deployment.state(Traffic(np.zeros(1), prompt * single, output * single, 0 * single))
     rules = Rules(state.limits[0], state.rates[0], state, 0)
+    # in the middle of their outputs, on average
     generating = [_request(number, prompt, output, prompt + output // 2) for number in range(sequences)]
     without = rules.seconds(generating, {}, [])
     room = int(rules.limits[at.TOKENS])
-    beside = [] if plan.policy == "prefill_first" else generating[:-1]
-    chunk = min(prompt, room - len(beside))
+    # the request whose prompt is computed is one of the loop
+    beside = [] if scheduler.policy == "prefill_first" else generating[:-1]
+    chunk = min(prompt, room - -(-len(beside) // pool.ranks))
     steps = math.ceil(prompt / chunk)
     longer = 0.0
     for number in range(steps):
         part = _request(sequences, prompt, output, number * chunk)
         longer += rules.seconds(beside, {sequences: min(chunk, prompt - number * chunk)}, [part])
+    # steps with a prompt replace steps without, if others generate in them
     spared = steps * without if beside else 0.0
     later = without + (sequences - 1) * (longer - spared) / max(output - 1, 1)
-    return float(plan.request_s) + float(plan.latency_s) + longer + (later / 2 if sequences > 1 else 0.0), later
+    # a request comes in the middle of a step, on average
+    return float(scheduler.request_s) + float(scheduler.latency_s) + longer + (
+        later / 2 if sequences > 1 else 0.0
+    ), later
 
 
 def _request(number: int, prompt: int, output: int, cached: int) -> Request:

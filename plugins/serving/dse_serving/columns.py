@@ -1,27 +1,30 @@
 """Columns of the arrays that the compiled loop works on, and the roles of engines."""
 
-INPUT, OUTPUT, PREFIX, TARGET, CACHED, GENERATED, BLOCKS, ENGINE, PREEMPTIONS, CHUNK, ROUNDS, NEXT = range(12)
+NOBODY = -1
+"""No request, block or engine; a request without a part in a step."""
+INPUT, OUTPUT, PREFIX, TARGET, CACHED, GENERATED, PAGES, ENGINE, PREEMPTIONS, CHUNK, ROUNDS, NEXT = range(12)
 CONTENT, BLOCKED, REFS, HIT = range(12, 16)
 """Integers of a request. TARGET: tokens whose keys and values precede the next token that is generated; CACHED: those
-that are there. BLOCKS: pages of its own. CHUNK: tokens of the prompt in the step that runs, 0 for generating, -1 for no
-part. ROUNDS: steps that generated. NEXT: the request behind it in a queue. CONTENT: where its blocks begin among those
-of all prompts, BLOCKED of them; REFS: how many it refers to (`dse_serving.pages`); HIT: tokens that were there when it
-first entered.
+that are there. PAGES: of keys and values, its own ones. CHUNK: tokens of the prompt in the step that runs, 0 for
+generating, NOBODY for no part. ROUNDS: steps that generated. NEXT: the request behind it in a queue. CONTENT: where its
+blocks begin among those of all prompts, BLOCKED of them; REFS: how many it refers to (`dse_serving.pages`); HIT: tokens
+that were there when it first entered.
 """
 OF_REQUEST = 16
-ARRIVAL, READY, ADMITTED, FIRST, FINISH, MOVED, SENT = range(7)
+ARRIVAL, READY, ADMITTED, FIRST, FINISH, MOVED, SENT, BUSY = range(8)
 """Times of a request [s]. READY: it is given to an engine; SENT: its prompt is whole; MOVED: its keys and values reach
-the engine that generates.
+the engine that generates. BUSY: time that all engines have computed until READY.
 """
-MOMENTS = 7
-TOKENS, SEQUENCES, BLOCK, TOTAL, PREFILL_FIRST, CHUNKED, RESERVED, KEPT_FREE, ROLE, DRAFTS, RANKS, ROUTING, STAGES = (
+MOMENTS = 8
+TOKENS, SEQUENCES, PAGE, TOTAL, PREFILL_FIRST, CHUNKED, RESERVED, KEPT_FREE, ROLE, DRAFTS, RANKS, ROUTING, STAGES = (
     range(13)
 )
 UNIT, GATHERED = 13, 14
-"""Integers of a pool of engines. RESERVED: thousandths of the output whose blocks are taken at admission. RANKS: GPUs
-or groups of them that share sequences (data-parallel attention). ROUTING: how requests are given to engines. STAGES:
-of a pipeline, which has as many batches under way, each with sequences and pages of its own. UNIT: tokens of a block of
-a prompt. GATHERED: most steps in which prompts wait until each rank has one.
+"""Integers of a pool of engines. TOKENS: most of a step, of each rank; SEQUENCES: most of all ranks. PAGE: tokens of a
+page of keys and values; TOTAL: pages. RESERVED: thousandths of the output whose pages are taken at admission. RANKS:
+GPUs or groups of them that share sequences (data-parallel attention). ROUTING: how requests are given to engines.
+STAGES: of a pipeline, which has as many batches under way, each with sequences and pages of its own. UNIT: tokens of a
+block of a prompt. GATHERED: most steps in which prompts wait until each rank has one.
 """
 (
     HOST,
@@ -63,9 +66,12 @@ BOTH, PREFILL, DECODE = range(3)
 """Roles."""
 ROUND_ROBIN, FEWEST_REQUESTS = range(2)
 """How requests are given to engines."""
-LOGGED = 9
-"""Numbers of a step in a log: engine, start, finish, sequences that generate, tokens of prompts, sequences, waiting,
-blocks in use, tokens generated.
+LOG_ENGINE, LOG_START, LOG_FINISH, LOG_GENERATING, LOG_PROMPT_TOKENS, LOG_RUNNING, LOG_WAITING = range(7)
+LOG_PAGES, LOG_GENERATED = 7, 8
+"""Numbers of a step in a log. LOG_ENGINE: row of the engine; LOG_START, LOG_FINISH: times [s]; LOG_GENERATING:
+sequences that generate; LOG_PROMPT_TOKENS: tokens of prompts; LOG_RUNNING, LOG_WAITING: requests of the engine;
+LOG_PAGES: pages in use when it begins; LOG_GENERATED: tokens generated.
 """
+LOGGED = 9
 PER_OCTAVE = 4
-"""TokenLengths of a prompt between powers of two at which its attention is tabled."""
+"""Prompt lengths per power of two at which prefill attention is tabled."""

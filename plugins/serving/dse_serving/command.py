@@ -55,6 +55,7 @@ def serve_plan(words: Sequence[str]) -> CommandAnswer:
     check.done()
     assert slo is not None
     high = {name: getattr(slo, name) for name in _LIMITED if getattr(slo, name) is not None}
+    # limits of users are limits of the study, which choose the answer
     more = [f"+study.limits.{name}.high={value!r}" for name, value in high.items()]
     chosen = any(word.startswith(("engines.replicas=", "space.", "+space.")) for word in typed)
     more += [f"traffic.arrivals={arrivals}"] if arrivals == "trace" else []
@@ -62,6 +63,7 @@ def serve_plan(words: Sequence[str]) -> CommandAnswer:
         more.append(_REPLICAS)
     if plans:  # is judged as it is, under traffic of several sizes
         names = {word.lstrip("+").partition("=")[0] for word in typed}
+        # what is typed goes over the plan
         typed = [*(word for word in words_of_plan(Path(plans[-1])) if word.partition("=")[0] not in names), *typed]
         more += [] if any(name.startswith("space") for name in names) else ["~space.parallel"]
     folder, code = run(plan(request(["study=serving", *more, *typed], own_folder(words))))

@@ -16,15 +16,13 @@ import dse_serving.columns as at
 from dse_serving import durations, pages, transfers
 from simulators.compiled import flat_over, inline_never
 
-NOBODY = -1
-
 
 class State(NamedTuple):
     """Arrays of a deployment; columns as `dse_serving.columns` has them.
 
     requests, moments [n, ...], engine [E, ...], running [E, sequences]; contents [...]: blocks of all prompts,
     resident [E, blocks, ...]: those that each engine has; of pools: limits, rates [2, ...], linear, experts [2, 2,
-    tokens] (steps with prompts; without), head [2, sequences], decode [2, 2, sequences, contexts], prompt [2, lengths]:
+    tokens] (steps with prompts; without), head [2, tokens], decode [2, 2, sequences, contexts], prompt [2, lengths]:
     `dse_serving.step_times`; ends, sending [E]: of the step, and when the links are free [s]; lanes [E, 2]: of a
     pipeline, kept by its first batch: when its first stage is free, and its last one [s]; turns [E]; sums [E, 2]: time
     of steps [s] and tokens generated; log [rows, ...].
@@ -53,8 +51,8 @@ class State(NamedTuple):
 
 @inline_never
 def draw(seed: int, request: int, number: int) -> float:
-    """A number in [0, 1) of a request and a step (splitmix64)."""
-    mixed = (seed * 0x9E3779B9 + request * 0x85EBCA6B + number * 0xC2B2AE35) & 0x7FFFFFFF
+    """A number in [0, 1) of a request and a step: a hash of 31 bits by xorshifts and multiplications."""
+    mixed = (seed * 0x9E3779B9 + request * 0x85EBCA6B + number * 0xC2B2AE35) & 0x7FFFFFFF  # 31 bits: products fit in 64
     mixed = ((mixed ^ (mixed >> 15)) * 0x2C1B3C6D) & 0x7FFFFFFF
     mixed = ((mixed ^ (mixed >> 12)) * 0x297A2D39) & 0x7FFFFFFF
     return (mixed ^ (mixed >> 15)) / 2147483648.0
@@ -63,7 +61,7 @@ def draw(seed: int, request: int, number: int) -> float:
 @inline_never
 def append(state: State, e: int, request: int) -> None:
     """Put a request at the end of an engine's queue."""
-    state.requests[request, at.NEXT] = NOBODY
+    state.requests[request, at.NEXT] = at.NOBODY
     if state.engine[e, at.WAITING] == 0:
         state.engine[e, at.HEAD] = request
     else:
@@ -90,9 +88,9 @@ def preempt(state: State, e: int, pool: int) -> int:
     state.requests[request, at.CACHED] = 0
     # as in vLLM's recomputation: what was generated is now part of the prompt
     state.requests[request, at.TARGET] = state.requests[request, at.INPUT] + state.requests[request, at.GENERATED]
-    state.requests[request, at.CHUNK] = NOBODY
+    state.requests[request, at.CHUNK] = at.NOBODY
     state.requests[request, at.PREEMPTIONS] += 1
-    state.requests[request, at.NEXT] = state.engine[e, at.HEAD]
+    state.requests[request, at.NEXT] = state.engine[e, at.HEAD]  # first come, first served
     if state.engine[e, at.WAITING] == 0:
         state.engine[e, at.TAIL] = request
     state.engine[e, at.HEAD] = request
@@ -111,7 +109,7 @@ def generate(state: State, e: int, pool: int) -> int:
     while place < state.engine[e, at.RUNNING]:
         request = state.running[e, place]
         place += 1
-        if state.requests[request, at.CACHED] < state.requests[request, at.TARGET]:
+        if state.requests[request, at.CACHED] < state.requests[request, at.TARGET]:  # its prompt is not whole
             continue
         stays = True
         while stays and not pages.grow(state, e, pool, request, tokens_written(state, pool, request)):
@@ -135,7 +133,7 @@ def tokens_written(state: State, pool: int, request: int) -> int:
 def tokens_at_entry(state: State, pool: int, request: int) -> int:
     """Tokens that a request takes pages for when it enters."""
     left = state.requests[request, at.OUTPUT] - state.requests[request, at.GENERATED]
-    tokens = state.requests[request, at.TARGET] + (state.limits[pool, at.RESERVED] * left + 999) // 1000
+    tokens = state.requests[request, at.TARGET] + (state.limits[pool, at.RESERVED] * left + 999) // 1000  # rounded up
     return int(max(tokens, tokens_written(state, pool, request)))
 
 
@@ -177,8 +175,8 @@ def admit(state: State, e: int, pool: int, now: float) -> int:
     if state.moments[request, at.ADMITTED] < 0.0:
         state.moments[request, at.ADMITTED] = now
         state.requests[request, at.HIT] = ready
-    state.requests[request, at.CACHED] = ready
-    if state.limits[pool, at.ROLE] == at.DECODE and state.moments[request, at.FIRST] < 0.0:
+    state.requests[request, at.CACHED] = ready  # chunks begin behind what was found
+    if state.limits[pool, at.ROLE] == at.DECODE and state.moments[request, at.FIRST] < 0.0:  # after the transfer
         state.moments[request, at.FIRST] = now
     return int(request)
 
@@ -186,27 +184,34 @@ def admit(state: State, e: int, pool: int, now: float) -> int:
 @inline_never
 def prefill(state: State, e: int, pool: int, now: float, budget: int) -> int:
     """Give prompts their chunks: sequences that have begun, then those that enter (none where pages are short).
+    budget: tokens of a step that each rank has for them.
 
     Returns the sequences that got one, or whose keys and values had come.
     """
-    count, may_enter = 0, budget >= 0
+    count, prompts, taken_tokens, may_enter = 0, 0, 0, budget >= 0
     # a negative budget carries two facts: -1 - budget tokens, and nobody enters
-    left = budget if may_enter else -1 - budget
+    room = budget if may_enter else -1 - budget
+    ranks, chunked = state.limits[pool, at.RANKS], state.limits[pool, at.CHUNKED]
+    left = durations.tokens_for_prompt(room, prompts, taken_tokens, ranks, chunked)
     for place in range(state.engine[e, at.RUNNING]):
         request = state.running[e, place]
         need = state.requests[request, at.TARGET] - state.requests[request, at.CACHED]
         if need > 0 and left > 0:
             # a prompt that does not fit the budget is cut (chunked prefill)
             state.requests[request, at.CHUNK] = min(need, left)
-            left -= state.requests[request, at.CHUNK]
+            taken_tokens += state.requests[request, at.CHUNK]
+            prompts += 1
             count += 1
+            left = durations.tokens_for_prompt(room, prompts, taken_tokens, ranks, chunked)
     while may_enter and admits(state, e, pool, left):
         request = admit(state, e, pool, now)
         need = state.requests[request, at.TARGET] - state.requests[request, at.CACHED]
         state.requests[request, at.CHUNK] = min(need, left) if need > 0 else 0
         # whose keys and values had come generates at once, and takes as many tokens as one that does
-        left -= state.requests[request, at.CHUNK] if need > 0 else 1 + state.limits[pool, at.DRAFTS]
+        taken_tokens += state.requests[request, at.CHUNK] if need > 0 else 1 + state.limits[pool, at.DRAFTS]
+        prompts += 1 if need > 0 else 0
         count += 1
+        left = durations.tokens_for_prompt(room, prompts, taken_tokens, ranks, chunked)
     return count
 
 
@@ -228,20 +233,23 @@ def begin(state: State, e: int, pool: int, now: float) -> int:
     """Choose what the next step of an idle engine computes. Returns how many sequences have a part in it."""
     for place in range(state.engine[e, at.RUNNING]):
         # NOBODY: no part in this step; 0: generates; above: tokens of its prompt
-        state.requests[state.running[e, place], at.CHUNK] = NOBODY
+        state.requests[state.running[e, place], at.CHUNK] = at.NOBODY
     # SGLang's default: a step has prompts or sequences that generate, never both
     if state.limits[pool, at.PREFILL_FIRST] > 0:
-        count = prefill(state, e, pool, now, state.limits[pool, at.TOKENS])
+        count = prefill(state, e, pool, now, state.limits[pool, at.TOKENS])  # prompts have all of the budget
         if count > 0:
             return int(count)
         count = generate(state, e, pool)
         return int(count if count >= 0 else -1 - count)
-    held = holds_prompts(state, e, pool)
+    held = holds_prompts(state, e, pool)  # before `generate`, which may preempt
     count = generate(state, e, pool)
     several = count if count >= 0 else -1 - count
     if held:
         return int(several)
-    budget = max(0, state.limits[pool, at.TOKENS] - several * (1 + state.limits[pool, at.DRAFTS]))
+    # the rank with most sequences sets what is left of its budget
+    ranks = state.limits[pool, at.RANKS]
+    generated = (several * (1 + state.limits[pool, at.DRAFTS]) + ranks - 1) // ranks
+    budget = max(0, state.limits[pool, at.TOKENS] - generated)
     if count < 0:  # pages are short: nobody enters
         budget = -1 - budget
     return int(several + prefill(state, e, pool, now, budget))
@@ -272,7 +280,7 @@ def advance(state: State, pool: int, seed: int, request: int, now: float) -> int
         # drafts beyond the end of the answer are thrown away
         tokens = min(tokens, state.requests[request, at.OUTPUT] - state.requests[request, at.GENERATED])
         state.requests[request, at.ROUNDS] += 1
-        state.requests[request, at.CACHED] += tokens
+        state.requests[request, at.CACHED] += tokens  # drafts that are rejected leave no keys
     else:
         state.requests[request, at.CACHED] += chunk
         if state.requests[request, at.CACHED] < state.requests[request, at.TARGET]:
@@ -302,7 +310,7 @@ def end(state: State, e: int, pool: int, seed: int, now: float) -> tuple[int, in
             pages.release(state, e, pool, request)
             state.engine[e, at.OUTSTANDING] -= 1
             finished += 1
-        elif tokens > 0 and state.limits[pool, at.ROLE] == at.PREFILL:
+        elif tokens > 0 and state.limits[pool, at.ROLE] == at.PREFILL:  # pages stay until the transfer has ended
             hand_over(state, e, request, now)
         else:
             state.running[e, stay] = request
@@ -315,8 +323,8 @@ def end(state: State, e: int, pool: int, seed: int, now: float) -> tuple[int, in
 def hand_over(state: State, e: int, request: int, now: float) -> None:
     """Note a prompt that is whole, whose keys and values `dispatch` sends once all steps of this instant have ended."""
     state.moments[request, at.SENT] = now
-    state.requests[request, at.NEXT] = NOBODY
-    if state.engine[e, at.SENDING] == NOBODY:
+    state.requests[request, at.NEXT] = at.NOBODY
+    if state.engine[e, at.SENDING] == at.NOBODY:
         state.engine[e, at.SENDING] = request
     else:
         state.requests[state.engine[e, at.LAST_SENDING], at.NEXT] = request
@@ -333,7 +341,7 @@ def choose(state: State, first: int, last: int) -> int:
         state.turns[first] += 1
     else:
         for e in range(first + 1, last):
-            if state.engine[e, at.OUTSTANDING] < state.engine[chosen, at.OUTSTANDING]:
+            if state.engine[e, at.OUTSTANDING] < state.engine[chosen, at.OUTSTANDING]:  # of equals the first
                 chosen = e
     state.engine[chosen, at.OUTSTANDING] += 1
     return int(chosen)
@@ -351,7 +359,7 @@ def give(state: State, last: int, request: int) -> None:
 def dispatch(state: State, split: int, engines: int, now: float) -> None:
     """Send prompts that are whole, engine after engine, each to an engine that generates."""
     for e in range(split):
-        while state.engine[e, at.SENDING] != NOBODY:
+        while state.engine[e, at.SENDING] != at.NOBODY:
             request = state.engine[e, at.SENDING]
             state.engine[e, at.SENDING] = state.requests[request, at.NEXT]
             transfers.transfer(state, choose(state, split, engines), split, request, now)
@@ -361,7 +369,7 @@ def dispatch(state: State, split: int, engines: int, now: float) -> None:
 def receive(state: State, split: int, engines: int, now: float) -> None:
     """Let prompts whose keys and values have come wait where they generate, and free their blocks where they were."""
     for e in range(split, engines):
-        while state.engine[e, at.SENDING] != NOBODY and state.moments[state.engine[e, at.SENDING], at.MOVED] <= now:
+        while state.engine[e, at.SENDING] != at.NOBODY and state.moments[state.engine[e, at.SENDING], at.MOVED] <= now:
             request = state.engine[e, at.SENDING]
             state.engine[e, at.SENDING] = state.requests[request, at.NEXT]
             sender = state.requests[request, at.ENGINE]
@@ -374,10 +382,10 @@ def receive(state: State, split: int, engines: int, now: float) -> None:
 @inline_never
 def next_instant(state: State, entering: int, arriving: int, split: int) -> float:
     """The next time at which a step or transfer ends or a request is ready; infinity where nothing is to come."""
-    now = state.moments[entering, at.READY] if entering < arriving else math.inf
+    now = state.moments[entering, at.READY] if entering < arriving else math.inf  # the queue is in order
     for e in range(state.ends.shape[0]):
         now = min(now, state.ends[e])
-        if e >= split and state.engine[e, at.SENDING] != NOBODY:
+        if e >= split and state.engine[e, at.SENDING] != at.NOBODY:
             now = min(now, state.moments[state.engine[e, at.SENDING], at.MOVED])
     return now
 
@@ -406,9 +414,13 @@ def write_step(state: State, e: int, pool: int, now: float, row: int) -> None:
         sequences += 1 if chunk == 0 else 0
         tokens += max(chunk, 0)
     used = state.limits[pool, at.TOTAL] - state.engine[e, at.FREE]
-    state.log[row, 0], state.log[row, 1], state.log[row, 2] = e, now, state.ends[e]
-    state.log[row, 3], state.log[row, 4], state.log[row, 5] = sequences, tokens, state.engine[e, at.RUNNING]
-    state.log[row, 6], state.log[row, 7] = state.engine[e, at.WAITING], used
+    state.log[row, at.LOG_ENGINE], state.log[row, at.LOG_START], state.log[row, at.LOG_FINISH] = e, now, state.ends[e]
+    state.log[row, at.LOG_GENERATING], state.log[row, at.LOG_PROMPT_TOKENS] = sequences, tokens
+    state.log[row, at.LOG_RUNNING], state.log[row, at.LOG_WAITING] = (
+        state.engine[e, at.RUNNING],
+        state.engine[e, at.WAITING],
+    )
+    state.log[row, at.LOG_PAGES] = used
 
 
 @inline_never
@@ -421,20 +433,9 @@ def end_steps(state: State, split: int, seed: int, now: float) -> int:
             finished += done
             state.sums[e, 1] += tokens
             if state.engine[e, at.STEPS] < state.log.shape[0]:
-                state.log[state.engine[e, at.STEPS], 8] = tokens
-            state.ends[e] = math.inf
+                state.log[state.engine[e, at.STEPS], at.LOG_GENERATED] = tokens
+            state.ends[e] = math.inf  # idle until `begin_steps`
     return finished
-
-
-@inline_never
-def delay_of_step(lanes: Any, first: int, stages: int, seconds: float, now: float) -> float:
-    """Time [s] until a step that begins now has gone through all stages of a pipeline, `seconds` each; written to row
-    `first` of lanes. Exact for equal stages: the longest path of such a flow shop turns at its first or last one.
-    """
-    wait = max(0.0, lanes[first, 0] - now)
-    delay = max(wait + stages * seconds, max(0.0, lanes[first, 1] - now) + seconds)
-    lanes[first, 0], lanes[first, 1] = now + (wait + seconds), now + delay
-    return float(delay)
 
 
 @inline_never
@@ -446,7 +447,8 @@ def begin_steps(state: State, split: int, now: float, steps: int) -> int:
             stages, begun = state.limits[pool, at.STAGES], 0 if e < split else split
             # batches of a pipeline follow one another in the rows of the first one
             first = e - (e - begun) % stages
-            state.ends[e] = now + delay_of_step(state.lanes, first, stages, durations.step_seconds(state, e, pool), now)
+            seconds = durations.step_seconds(state, e, pool)
+            state.ends[e] = now + durations.delay_of_step(state.lanes, first, stages, seconds, now)
             write_step(state, e, pool, now, steps)
             steps += 1
     return steps
@@ -466,7 +468,7 @@ def serve(state: State, arrivals: int, split: int, seed: int) -> int:
         arrive(state, request, state.moments[request, at.ARRIVAL])
     while finished < total:
         now = next_instant(state, entering, coming, split)
-        if now == math.inf:
+        if now == math.inf:  # requests are left, and nothing is to come
             return -1
         ended = end_steps(state, split, seed, now)
         finished += ended
@@ -480,6 +482,7 @@ def serve(state: State, arrivals: int, split: int, seed: int) -> int:
             coming += 1
             ended -= 1
         while entering < coming and state.moments[entering, at.READY] <= now:
+            state.moments[entering, at.BUSY] = durations.busy_seconds(state, now)
             give(state, split, entering)
             entering += 1
         steps = begin_steps(state, split, now, steps)

@@ -17,7 +17,7 @@ from dse.values import Frozen, Memo
 from dse.values.units import BytesPerSecond, Integer, Number, Seconds
 from dse_serving.deployment import Deployment, Policy, Pool, Scheduler, Transfer
 from dse_serving.overlaps import OVERLAPS, Overlap, PartTimes, Table, knobs_of, lacks, times_of, with_experts_apart
-from dse_serving.step_times import EngineKernels, Factor, Speeds, StepParts, StepTimes, memory_of, step_parts
+from dse_serving.step_times import EngineKernels, Factor, GemmTimeFactors, StepParts, StepTimes, memory_of, step_parts
 from dse_serving.traffic import TrafficSpec
 from simulators.hardware.parts import SourcedValue
 from simulators.hardware.residuals import name_in_tables
@@ -31,30 +31,35 @@ Count = Annotated[Integer, Field(ge=1, le=2**20)]
 
 
 class Server(SourcedValue):
-    """Serving software: how its engines schedule, its options by dotted path, and those of the overlaps that it has."""
+    """Serving software: how its engines schedule, its options by dotted path, and those of the overlaps that it has.
+
+    of_all_ranks: paths whose options count all ranks of data-parallel attention, while a plan counts each.
+    """
 
     name: str
     description: str = ""
     scheduler: Scheduler
     flags: Mapping[str, str] = {}
+    of_all_ranks: tuple[str, ...] = ()
     overlaps: Mapping[Overlap, str] = {}
 
 
 class KernelSet(Frozen):
-    """Kernels of layers with experts. dispatch_s: of a layer, for what sorts and quantises tokens [s]; few, many: as of
-    `Speeds`.
+    """Kernels of layers with experts. dispatch_s: of a layer, for what sorts and quantises tokens [s]; weight_bound,
+    flop_bound: as of `GemmTimeFactors`.
     """
 
     dispatch_s: Seconds
-    few: Factor
-    many: Factor
+    weight_bound: Factor
+    flop_bound: Factor
 
 
 _TRAITS = ("software", "architecture", "attention", "format")
 
 
 class ServingKernels(SourcedValue):
-    """Speeds of products by format, those of experts apart, and latencies of all-reduces in one kernel.
+    """GEMM times over those of the step model by format, those of experts apart, and latencies of all-reduces in one
+    kernel.
 
     dispatch: time [s] of a layer with experts that sorts and quantises tokens, by software. sets: kernels of layers
     with experts, in place of `experts` and `dispatch`, by the software, the architecture of the GPU, the kind of
@@ -65,8 +70,8 @@ class ServingKernels(SourcedValue):
 
     name: str
     description: str = ""
-    dense: Mapping[str, Speeds]
-    experts: Mapping[str, Speeds]
+    dense: Mapping[str, GemmTimeFactors]
+    experts: Mapping[str, GemmTimeFactors]
     dispatch: Mapping[str, Seconds]
     fitted: tuple[str, ...] = ()
     sets: Mapping[str, KernelSet] = {}
@@ -82,9 +87,11 @@ class ServingKernels(SourcedValue):
         plain = self.dense.get(dense, self.dense[_NEAR.get(dense, "bf16")])
         speeds = self.experts.get(experts, self.experts.get(_NEAR.get(experts, "fp8"), plain))
         dispatch_s = self.dispatch.get(design.server.name, 0.0)
+        # sets name mxfp4 by its weights, although its products are in 16 bits
         of_weights = experts if experts == "mxfp4" else _NEAR.get(experts, experts)
         if (constants := self._set(design, of_weights)) is not None:
-            speeds, dispatch_s = Speeds(few=constants.few, many=constants.many), constants.dispatch_s
+            speeds = GemmTimeFactors(weight_bound=constants.weight_bound, flop_bound=constants.flop_bound)
+            dispatch_s = constants.dispatch_s
         if design.server.scheduler.dispatch_s is not None:
             dispatch_s = design.server.scheduler.dispatch_s
         return EngineKernels(dense=plain, experts=speeds, dispatch_s=dispatch_s, sum_s=self.sum_s, peer_s=self.peer_s)
@@ -100,7 +107,9 @@ class ServingKernels(SourcedValue):
         for trait in ("", *self.given_up):
             for name in (*self.fitted, *self.sets):
                 differing = [_TRAITS[place] for place, word in enumerate(name.split()) if word != cell[place]]
+                # the set itself in the first round, then one that differs in this trait alone
                 if differing in ([], [trait]):
+                    # sets of `fitted` are in `dense` and `experts`, and have no entry
                     return self.sets.get(name)
         return None
 
@@ -118,6 +127,7 @@ class Engines(Frozen):
     overlap: of the parts of a step (`dse_serving.overlaps`), or the best one of those that the software has, for each
     size of step. expert_gpus: GPUs of an engine that have its experts alone (0: experts are on all GPUs), between which
     and the others `expert_batches` batches go round; of engines that generate, where prompts have their own.
+    usd_per_gpu_hour: price of a GPU; None for that of `conf/data/gpu_prices.yaml`.
     """
 
     gpus: Count | None = None
@@ -132,19 +142,18 @@ class Engines(Frozen):
     overlap: Overlap | Literal["best"] = "waited"
     expert_gpus: Annotated[Integer, Field(ge=0, le=2**16)] = 0
     expert_batches: Annotated[Integer, Field(ge=1, le=8)] = 2
+    usd_per_gpu_hour: Annotated[Number, Field(gt=0)] | None = None
 
 
 class Slo(Frozen):
     """Limits that users accept: time to the first token and time of each later one [s]; None for no limit.
 
-    percentile: share of the requests for which they must hold. usd_per_gpu_hour: price; None for that of
-    `conf/data/gpu_prices.yaml`.
+    percentile: share of the requests for which they must hold.
     """
 
     ttft_s: Seconds | None = None
     tpot_s: Seconds | None = None
     percentile: Annotated[Number, Field(gt=0, lt=1)] = 0.99
-    usd_per_gpu_hour: Annotated[Number, Field(gt=0)] | None = None
 
 
 class Serving(StepDesign):
@@ -195,10 +204,24 @@ def broken_rules(design: Serving) -> Iterator[Problem]:
     dp, ep = int(design.parallel.dp), int(design.parallel.ep)
     if dp > 1 and design.model.moe is None:
         yield Problem("parallel.dp", "shares experts, and the model has none", dp, "use engines.replicas")
+    # experts are shared by all GPUs of an engine, or split by tp
     if ep > 1 and ep != dp * int(design.parallel.tp):
         rule = f"is not parallel.tp x parallel.dp = {dp * int(design.parallel.tp)}, the GPUs of an engine"
         yield Problem("parallel.ep", rule, ep, "set 1 or that")
     yield from _overlap_rules(design)
+
+
+def _missing_rules(design: Serving, name: Overlap) -> Iterator[Problem]:
+    """The steps of all engines have what an overlap needs."""
+    prompts = prompt_engines(design)
+    way = "set best, or waited"
+    if (missing := lacks(step_of(design), name)) is not None:
+        folded = int(design.parallel.ep) > 1 and int(design.parallel.dp) == 1
+        more = ", and parallel.dp > 1: else each GPU has all tokens, and exchanges none" if folded else ""
+        yield Problem("engines.overlap", f"needs {missing}{more}", name, way)
+    elif prompts is not None and (missing := lacks(step_of(prompts), name)) is not None:
+        rule = f"of engines of prompts (engines.prefill_tp = {int(prompts.parallel.tp)}) needs {missing}"
+        yield Problem("engines.overlap", rule, name, f"{way}, or another engines.prefill_tp")
 
 
 def _overlap_rules(design: Serving) -> Iterator[Problem]:
@@ -208,9 +231,8 @@ def _overlap_rules(design: Serving) -> Iterator[Problem]:
     assert isinstance(design.model, Transformer)
     engines, moe = design.engines, design.model.moe
     name, gpus, pp = engines.overlap, int(engines.expert_gpus), int(design.parallel.pp)
-    missing = None if name == "best" else lacks(design, name)
-    if missing is not None:
-        yield Problem("engines.overlap", f"needs {missing}", name, "set best, or waited")
+    if name != "best":
+        yield from _missing_rules(design, name)
     if name not in ("waited", "in_switch") and pp > 1:
         rule = f"of a pipeline (parallel.pp = {pp}) is not modelled"
         yield Problem("engines.overlap", rule, name, "set waited, or parallel.pp=1")
@@ -238,18 +260,43 @@ def deployment_of(design: Serving, speeds: EngineKernels | None = None, prompts:
     """
     engines, speeds = design.engines, speeds or kernels().of(design)
     pools = [_pool(design, design.replicas, speeds)]
+    # the first pool computes prompts
     if prompts is not None:
         pools.insert(0, _pool(prompts, prompts.replicas, speeds))
-    elif engines.apart:
-        changes = {
-            "parallel": _with_tp(design.parallel, int(engines.prefill_tp or design.parallel.tp)),
-            "engines": engines.model_copy(update={"expert_gpus": 0}),
-        }
-        pools.insert(0, _pool(design.model_copy(update=changes), int(engines.prefill_replicas), speeds))
+    elif (own_prompts := prompt_engines(design)) is not None:
+        pools.insert(0, _pool(own_prompts, int(engines.prefill_replicas), speeds))
     layers = int(np.max(design.model.layers)) if design.model.kind == "transformer" else 1
     return Deployment(
         tuple(pools), Transfer(float(engines.bytes_per_s), engines.latency_s, engines.beside, layers), engines.routing
     )
+
+
+def prompt_engines(design: Serving) -> Serving | None:
+    """The design of the engines that compute prompts alone; None where engines do both."""
+    engines = design.engines
+    if not engines.apart:
+        return None
+    changes = {
+        "parallel": _with_tp(design.parallel, int(engines.prefill_tp or design.parallel.tp)),
+        "engines": engines.model_copy(update={"expert_gpus": 0}),
+    }
+    return design.model_copy(update=changes)
+
+
+def with_scheduler(design: Serving, changes: Mapping[str, Any]) -> Serving:
+    """The design with other options of its scheduler."""
+    scheduler = design.server.scheduler.model_copy(update=dict(changes))
+    return design.model_copy(update={"server": design.server.model_copy(update={"scheduler": scheduler})})
+
+
+def step_of(design: Serving) -> StepDesign:
+    """The design of the steps of an engine."""
+    parallel = design.parallel
+    # without replicas of attention every GPU has all tokens: as experts that tp splits
+    if int(parallel.ep) > 1 and int(parallel.dp) == 1:
+        parallel = parallel.model_copy(update={"ep": 1})
+    names = [name for name in StepDesign.model_fields if name != "parallel"]
+    return StepDesign.model_construct(**{name: getattr(design, name) for name in names}, parallel=parallel)
 
 
 def _with_tp(parallel: Parallel, tp: int) -> Parallel:
@@ -260,21 +307,16 @@ def _with_tp(parallel: Parallel, tp: int) -> Parallel:
 
 def _pool(design: Serving, count: int, speeds: EngineKernels) -> Pool:
     """Equal engines of a design."""
-    parallel, plan = design.parallel, design.server.scheduler
-    dp, pp, ep = int(parallel.dp), int(parallel.pp), int(parallel.ep)
-    if ep > 1 and dp == 1:  # every GPU has all tokens: as experts that tp splits
-        parallel = parallel.model_copy(update={"ep": 1})
-    step = StepDesign.model_construct(
-        **{name: getattr(design, name) for name in StepDesign.model_fields if name != "parallel"}, parallel=parallel
-    )
-    waited, gpus = PartTimes(_parts(step, plan), speeds), int(design.engines.expert_gpus)
+    scheduler, step = design.server.scheduler, step_of(design)
+    tp, dp, pp = (int(getattr(step.parallel, name)) for name in ("tp", "dp", "pp"))
+    waited, gpus = PartTimes(_parts(step, scheduler), speeds), int(design.engines.expert_gpus)
     if gpus:
         times = _times_apart(design, step, waited)
     else:
-        tables: dict[str, Table] = {name: _table(step, plan, name, waited) for name in _overlaps(design, step)}
-        times = times_of(tables, waited, plan.graphs)
-        times = with_experts_apart(times, waited, plan.graphs) if dp > 1 else times
-    return Pool(count, plan, times, int(parallel.tp) * dp * pp + gpus, dp, pp)
+        tables: dict[str, Table] = {name: _table(step, scheduler, name, waited) for name in _overlaps(design, step)}
+        times = times_of(tables, waited, scheduler.graphs)
+        times = with_experts_apart(times, waited, scheduler.graphs) if dp > 1 else times
+    return Pool(count, scheduler, times, tp * dp * pp + gpus, dp, pp, gpus)
 
 
 def _overlaps(design: Serving, step: StepDesign) -> list[Overlap]:
@@ -282,38 +324,46 @@ def _overlaps(design: Serving, step: StepDesign) -> list[Overlap]:
     chosen = design.engines.overlap
     if chosen != "best":
         return [chosen]
+    # overlaps within a pipeline's steps are not modelled
     several = int(step.parallel.pp) == 1
     return ["waited", *(name for name in design.server.overlaps if several and lacks(step, name) is None)]
 
 
-def _parts(step: StepDesign, plan: Scheduler) -> StepParts:
+def _parts(step: StepDesign, scheduler: Scheduler) -> StepParts:
     """Tables of the step model, which are kept."""
-    tokens, sequences = int(plan.tokens), int(plan.sequences)
+    tokens, sequences = int(scheduler.tokens), int(scheduler.sequences)
     shared = (step.system, step.model, step.kernels)
+    # parts that are shared are compared by identity, the others by their content
     key = (step.parallel.model_dump_json(), step.run.model_dump_json(), tokens, sequences)
     return _PARTS.get(lambda: step_parts(step, tokens, sequences), *shared, key=key)
 
 
-def _table(step: StepDesign, plan: Scheduler, name: Overlap, waited: PartTimes) -> Table:
+def _table(step: StepDesign, scheduler: Scheduler, name: Overlap, waited: PartTimes) -> Table:
     """Times of steps with an overlap."""
     if name == "nano":
         return waited.nano()
     if name == "waited":
         return waited.step_model(1)
     batches = OVERLAPS[name][1]
-    return PartTimes(_parts(knobs_of(step, name, kernels().split_ctas), plan), waited.kernels).step_model(batches)
+    return PartTimes(_parts(knobs_of(step, name, kernels().split_ctas), scheduler), waited.kernels).step_model(batches)
 
 
 def _times_apart(design: Serving, step: StepDesign, attending: PartTimes) -> StepTimes:
     """Times of steps whose experts have GPUs of their own, and the memory of the others."""
-    plan, gpus, batches = design.server.scheduler, int(design.engines.expert_gpus), int(design.engines.expert_batches)
+    scheduler, gpus, batches = (
+        design.server.scheduler,
+        int(design.engines.expert_gpus),
+        int(design.engines.expert_batches),
+    )
+    # experts are not split by tp on GPUs of their own: each has whole ones
     alone = _with_tp(step.parallel, 1)
-    parts = _parts(step.model_copy(update={"parallel": alone.model_copy(update={"dp": gpus, "ep": gpus})}), plan)
+    parts = _parts(step.model_copy(update={"parallel": alone.model_copy(update={"dp": gpus, "ep": gpus})}), scheduler)
     table = attending.apart(PartTimes(parts, attending.kernels), int(step.parallel.dp), gpus, batches)
-    times = times_of({"apart": table}, attending, plan.graphs)
+    times = times_of({"apart": table}, attending, scheduler.graphs)
+    # all weights on one GPU; what one of `parts` lacks of them are other GPUs' experts
     memory = memory_of(step.model_copy(update={"parallel": alone.model_copy(update={"dp": 1})}))[0]
     experts = (memory - parts.times.weight_bytes) / (1 - 1 / gpus)  # a GPU of `parts` has all else, and a share of them
-    if experts / gpus > plan.memory * times.room_bytes:
+    if experts / gpus > scheduler.memory * times.room_bytes:
         rule = f"are too few: {experts / gpus / 1e9:,.1f} GB of experts each"
         raise ConfigError([Problem("engines.expert_gpus", rule, gpus, "use more")])
     return replace(times, weight_bytes=times.weight_bytes - experts / int(step.parallel.tp))
@@ -342,7 +392,7 @@ def gpu_prices() -> Mapping[str, Mapping[str, Any]]:
 
 def usd_per_gpu_hour(design: Serving) -> float | None:
     """Price of a GPU [USD an hour]; None where it is not known."""
-    if design.slo.usd_per_gpu_hour is not None:
-        return float(design.slo.usd_per_gpu_hour)
+    if design.engines.usd_per_gpu_hour is not None:
+        return float(design.engines.usd_per_gpu_hour)
     row = gpu_prices().get(design.system.gpu.name)
     return None if row is None else float(row["usd"])

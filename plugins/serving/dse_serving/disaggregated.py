@@ -52,10 +52,12 @@ def runs_of(cells: Mapping[str, str], requests: int) -> tuple[EngineRun, ...]:
     Rows of some exports have one degree of expert parallelism in both columns, so runs that have more of the row's
     degrees exclude those with fewer. Numbers of engines of the row count where it has them.
     """
+    # the lists name a GPU without its form
     plain = {**cells, "system": cells["system"].removesuffix("_sxm")}
     key: tuple[str | int, ...] = (*(plain[name] for name in _WHAT), requests)
     found = _runs().get(key, ())
     fitting = [run for run in found if all(_agree(cells, run))]
+    # 0 to 2: of both roles
     alike = [sum(_same_experts(cells, run)) for run in fitting]
     return tuple(dict.fromkeys(run for run, same in zip(fitting, alike, strict=True) if same == max(alike)))
 

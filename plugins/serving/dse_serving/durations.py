@@ -28,6 +28,7 @@ def prompt_seconds(table: Any, pool: int, tokens: int) -> float:
     if tokens <= 0:
         return 0.0
     mantissa, exponent = math.frexp(float(tokens))
+    # mantissa in [0.5, 1): twice it less one is the place within the octave
     place = (exponent - 1) * at.PER_OCTAVE + (2.0 * mantissa - 1.0) * at.PER_OCTAVE
     knot = min(int(place), table.shape[1] - 2)
     share = place - knot
@@ -39,6 +40,7 @@ def both_attend(rates: Any, pool: int, generating: float, prompts: float) -> flo
     """Attention of sequences that generate and of prompts [s], one after the other or in one kernel."""
     if rates[pool, at.BESIDE_PROMPTS] == 0.0:
         return generating + prompts
+    # one draws bandwidth while the other multiplies; each waits where both need the same
     moved, computed = rates[pool, at.PROMPTS_DRAW], rates[pool, at.GENERATING_TAKES]
     return float(max(generating + moved * prompts, prompts + computed * generating))
 
@@ -50,6 +52,19 @@ def most_of_a_rank(prompts: int, tokens: int, largest: int, ranks: int) -> int:
         return 0
     each = (prompts + ranks - 1) // ranks
     return max(largest, (each * tokens + prompts - 1) // prompts)
+
+
+@inline_never
+def tokens_for_prompt(room: int, prompts: int, tokens: int, ranks: int, chunked: int) -> int:
+    """Tokens that one more prompt of a step may have beside so many prompts and tokens, if each rank has `room`.
+
+    No rank shares a prompt. One that may be cut fills what any rank has left; one that may not has to fit on a rank.
+    """
+    if chunked > 0:
+        return min(room, ranks * room - tokens)
+    each = (prompts + ranks) // ranks
+    # of the mean length, a rank has `each` of them
+    return min(room, room * (prompts + 1) // each - tokens)
 
 
 @inline_never
@@ -72,11 +87,15 @@ def step_seconds(state: Any, e: int, pool: int) -> float:
     ranks, drafts = state.limits[pool, at.RANKS], state.limits[pool, at.DRAFTS]
     per_rank = (sequences + ranks - 1) // ranks
     generated, kind = sequences * (1 + drafts), 1 if prompts == 0 else 0
-    most = (generated + ranks - 1) // ranks + most_of_a_rank(prompts, tokens, largest, ranks)
+    # a rank computes no more than its budget: prompts beyond it were cut
+    of_prompts = min(most_of_a_rank(prompts, tokens, largest, ranks), state.limits[pool, at.TOKENS])
+    most = (generated + ranks - 1) // ranks + of_prompts
     # layers wait for the rank with most tokens; experts get the tokens of all ranks
     row, mean = min(most, state.linear.shape[2] - 1), (generated + tokens + ranks - 1) // ranks
     seconds = state.linear[pool, kind, row] + state.experts[pool, kind, min(mean, state.experts.shape[2] - 1)]
-    seconds += state.head[pool, (sequences + prompts + ranks - 1) // ranks]
+    # the output layer checks every draft; of a prompt it has the last token alone
+    logits = min((generated + prompts + ranks - 1) // ranks, state.head.shape[1] - 1)
+    seconds += state.head[pool, logits]
     attention = 0.0
     if sequences > 0:
         attention = decode_seconds(state.decode, pool, kind, per_rank, max(1.0, context / sequences))
@@ -89,3 +108,26 @@ def step_seconds(state: Any, e: int, pool: int) -> float:
     host = state.rates[pool, at.HOST] + state.rates[pool, at.HOST_SEQUENCE] * (sequences + prompts)
     # an overlapped scheduler prepares the next step while the GPU computes
     return float(max(seconds, host) if state.rates[pool, at.OVERLAPPED] > 0.0 else seconds + host)
+
+
+@inline_never
+def delay_of_step(lanes: Any, first: int, stages: int, seconds: float, now: float) -> float:
+    """Time [s] until a step that begins now has gone through all stages of a pipeline, `seconds` each; written to row
+    `first` of lanes. Exact for equal stages: the longest path of such a flow shop turns at its first or last one.
+    """
+    wait = max(0.0, lanes[first, 0] - now)
+    delay = max(wait + stages * seconds, max(0.0, lanes[first, 1] - now) + seconds)
+    lanes[first, 0], lanes[first, 1] = now + (wait + seconds), now + delay  # first and last stage free
+    return float(delay)
+
+
+@inline_never
+def busy_seconds(state: Any, now: float) -> float:
+    """Time that all engines have computed until now [s]."""
+    total = 0.0
+    for e in range(state.ends.shape[0]):
+        total += state.sums[e, 0]
+        # a step that runs was counted whole when it began
+        if state.ends[e] != math.inf:
+            total -= state.ends[e] - now
+    return total

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import dse_serving.columns as at
 from dse.plots import Axis, FigureSheet, Frame, fronts, tables, timelines
 from dse.values.units import with_prefix
 from dse_serving.choice import best_of, named, within
@@ -43,12 +44,13 @@ def within_limits(points: pd.DataFrame) -> FigureSheet:
     import pandas as pd
 
     low, high = points["tpot_s"].min(), points["tpot_s"].max()
+    # two digits for the axis; 2 % wider, so that rounding keeps most points inside
     limits = [float(f"{limit:.2g}") for limit in np.geomspace(low, high, _LIMITS) * 1.02]
+    # the largest of no rates is NaN
     rows = [
-        {"limit_s": limit, "split": split, "rate": within["tokens_per_s_per_gpu"].max() if len(within) else np.nan}
+        {"limit_s": limit, "split": split, "rate": group["tokens_per_s_per_gpu"][group["tpot_s"] <= limit].max()}
         for limit in dict.fromkeys(limits)
         for split, group in points.groupby("split", sort=True)
-        if (within := group[group["tpot_s"] <= limit]) is not None
     ]
     table = pd.DataFrame(rows)
     served = table.dropna(subset="rate")  # no split may be within a limit that rounding made too tight
@@ -94,9 +96,11 @@ def engine_steps(log: Any, name: str) -> FigureSheet:
     """Steps of each engine: prompts alone, sequences that generate, or both. log: rows of a run's log."""
     import pandas as pd
 
-    kinds = np.where(log[:, 4] == 0, "generating", np.where(log[:, 3] == 0, "prompts", "both"))
-    lanes = [f"engine {engine:.0f}" for engine in log[:, 0]]
-    rows = pd.DataFrame({"lane": lanes, "kind": kinds, "start_s": log[:, 1], "finish_s": log[:, 2]})
+    alone = np.where(log[:, at.LOG_GENERATING] == 0, "prompts", "both")
+    kinds = np.where(log[:, at.LOG_PROMPT_TOKENS] == 0, "generating", alone)
+    lanes = [f"engine {engine:.0f}" for engine in log[:, at.LOG_ENGINE]]
+    times = {"start_s": log[:, at.LOG_START], "finish_s": log[:, at.LOG_FINISH]}
+    rows = pd.DataFrame({"lane": lanes, "kind": kinds, **times})
     shares = rows.assign(time=rows["finish_s"] - rows["start_s"]).groupby("kind")["time"].sum()
     title = (
         f"{name}: steps with prompts take {100 * (1 - shares.get('generating', 0.0) / shares.sum()):.0f} % of the time"
@@ -108,15 +112,16 @@ def occupancy(log: Any, pages: Any, name: str) -> FigureSheet:
     """Share of the memory for keys and values of each engine over time. pages: of each engine."""
     import pandas as pd
 
-    end = float(log[:, 2].max())
-    bins = np.minimum((log[:, 1] / end * _BINS).astype(int), _BINS - 1)
+    end = float(log[:, at.LOG_FINISH].max())
+    # by the begin of a step
+    bins = np.minimum((log[:, at.LOG_START] / end * _BINS).astype(int), _BINS - 1)
     rows = pd.DataFrame(
         {
-            "engine": [f"engine {engine:.0f}" for engine in log[:, 0]],
+            "engine": [f"engine {engine:.0f}" for engine in log[:, at.LOG_ENGINE]],
             "time_s": [float(f"{middle:.3g}") for middle in (bins + 0.5) * end / _BINS],
         }
     )
-    rows["share"] = log[:, 7] / np.asarray(pages)[log[:, 0].astype(int)]
+    rows["share"] = log[:, at.LOG_PAGES] / np.asarray(pages)[log[:, at.LOG_ENGINE].astype(int)]
     means = rows.groupby(["engine", "time_s"], sort=True)["share"].mean().reset_index()
     title = f"{name}: at most {100 * rows['share'].max():.0f} % of the KV memory are in use"
     return tables.heat(

@@ -18,7 +18,7 @@ from dse_serving.measured import Predictor, Row, settings
 
 Floats = NDArray[np.float64]
 _TIMES = ("host_s", "host_sequence_s", "launch_s", "request_s", "latency_s", "dispatch_s")
-_FIRST, _PULL, _LOSS = 0.2, 0.05, 0.05
+_FIRST, _PULL, _LOSS = 0.2, 0.05, 0.05  # weight of first tokens, of the start, and scale of errors
 
 
 def start() -> dict[str, float]:
@@ -46,7 +46,9 @@ def fit(rows: Sequence[Row], evaluations: int = 12) -> dict[str, float]:
     names = list(begin)
 
     def residuals(factors: Floats) -> Floats:
+        # factors on the start, so that constants of all sizes have steps alike
         values = dict(zip(names, factors * np.array(list(begin.values())), strict=True))
+        # the pull keeps constants at their start that rows do not determine
         return np.concatenate([fitter.residuals(values), _PULL * np.log(factors)])
 
     solution = least_squares(
@@ -59,6 +61,7 @@ def fit(rows: Sequence[Row], evaluations: int = 12) -> dict[str, float]:
         bounds=(0.05, 20),
     )
     values = zip(names, solution.x * np.array(list(begin.values())), strict=True)
+    # as many digits as the table holds
     fitted = {name: float(f"{value:.4g}") for name, value in values}
     return {**fitted, "loss": float(solution.cost), "rows": float(len(rows))}
 
@@ -72,7 +75,8 @@ def fit_sets(rows: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, float]]:
 
 
 def _fit_set(name: str, rows: Sequence[Row]) -> dict[str, float]:
-    begin, predictor, shipped = {"dispatch_s": 2e-5, "few": 1.0, "many": 1.0}, Predictor(), kernels()
+    begin = {"dispatch_s": 2e-5, "weight_bound": 1.0, "flop_bound": 1.0}
+    predictor, shipped = Predictor(), kernels()
 
     def residuals(factors: Floats) -> Floats:
         values = dict(zip(begin, factors * np.array(list(begin.values())), strict=True))
@@ -103,6 +107,7 @@ class _Fit:
             changes = {name: values[f"{server}.{name}"] for name in _TIMES if name != "dispatch_s"}
             changes |= {"acceptance": values["acceptance"]}
             point = self._predictor.predict(row, changes, software)
+            # a row that is refused counts as fitted, so that the number of residuals stays
             later.append(0.0 if point is None else np.log1p(point.tpot_error))
             first.append(0.0 if point is None else _FIRST * np.log1p(point.ttft_error))
         return np.array([*later, *first])
@@ -113,6 +118,7 @@ def _with_speeds(values: Mapping[str, float]) -> ServingKernels:
     for path, value in values.items():
         part, *names = path.split(".")
         if names == ["dispatch_s"]:
+            # of a software
             tree["dispatch"][part] = value
         elif part in ("dense", "experts"):
             tree[part][names[0]][names[1]] = value

@@ -24,7 +24,7 @@ from dse.errors import ConfigError
 from dse.errors.terminal import bar
 from dse.files import cell_number, read_csv
 from dse_serving.backend import ServingBackend
-from dse_serving.design import DATA, Serving, ServingKernels, deployment_of
+from dse_serving.design import DATA, Serving, ServingKernels, deployment_of, with_scheduler
 from dse_serving.disaggregated import EngineRun, EnginesOfRole, runs_of
 from dse_serving.run import run
 from simulators.hardware.machine import tree_of
@@ -96,6 +96,7 @@ class Row:
     def concurrency(self) -> int:
         """Requests under way."""
         match = re.search(r"silicon_concurrency=(\d+)", self.cells["silicon_data_source"])
+        # files without that number have the batches of the engines that generate
         if self.apart and not match:
             return self._count("decode_batch_size") * self._count("decode_num_workers", 1)
         return int(match[1]) if match else self._count("batch_size")
@@ -104,6 +105,7 @@ class Row:
     def runs(self) -> tuple[EngineRun, ...]:
         """Runs that a disaggregated row may be of; more than one where the lists do not tell them apart."""
         listed = runs_of(self.cells, self.concurrency)
+        # the row's own columns, if no list has it
         if listed or not all(self.cells.get(f"{role}_num_workers") for role in ("prefill", "decode")):
             return listed
         return (EngineRun(self._engines("prefill"), self._engines("decode")),)
@@ -141,14 +143,26 @@ class Row:
 
     def _degrees(self, before: str) -> tuple[int, int]:
         tp, experts, ranks = (self._count(f"{before}{name}_size", 0) for name in ("tp", "moe_ep", "attention_dp"))
+        # some sources multiply both degrees: experts have the number of GPUs
         gpus = experts if experts > 1 else max(tp, 1)
         shared = ranks > 1 or any(_is_of(self, kind) for kind in settings()["shared"])
         return gpus, gpus if shared else 1
 
+    @property
+    def gpus(self) -> int:
+        """GPUs of all of its engines, those of prompts among them. Raises KeyError where engines are not known."""
+        if not self.apart:
+            return self.degrees[0] * self.stages()
+        if self.run is None:
+            raise KeyError(f"engines are one of {len(self.runs)} runs of its benchmark's lists")
+        roles = {"prefill": self.run.prompts, "decode": self.run.generating}
+        return sum(engines.workers * engines.gpus * self.stages(role) for role, engines in roles.items())
+
     def tokens_per_s_per_gpu(self, ttft_s: float, tpot_s: float) -> float:
         """Tokens that a GPU generates in a closed loop with these times."""
         output = self.lengths[1]
-        return self.concurrency * output / (ttft_s + (output - 1) * tpot_s) / (self.degrees[0] * self.stages())
+        # each request is replaced when it ends: throughput by Little's law
+        return self.concurrency * output / (ttft_s + (output - 1) * tpot_s) / self.gpus
 
 
 def read_rows(folder: Path, name: str = "") -> list[Row]:
@@ -163,6 +177,7 @@ def read_rows(folder: Path, name: str = "") -> list[Row]:
         Row(cells, *(cell_number(cells, f"silicon_{name}_ms", f"{cells['id']}") / 1e3 for name in ("ttft", "tpot")))
         for table in tables
         for _, cells in table.rows
+        # rows without these do not name what was measured
         if cells["mode"] and cells["silicon_tpot_ms"] and cells["model_path"]
     ]
 
@@ -176,10 +191,12 @@ def fitted_rows(rows: Sequence[Row]) -> list[Row]:
     able = [row for row in rows if not row.apart and row.degrees[1] == 1 and row.source not in rule["without"]]
     kinds: dict[tuple[Any, ...], Row] = {}
     for row in sorted(able, key=_hash):
+        # hashes order rows without regard to their times, so that none is chosen for its error
         kinds.setdefault((fit_group(row), row.degrees[0], row.lengths[0] > rule["long"]), row)
     turns: dict[tuple[Any, ...], int] = {}
     listed = []
     for (group, _, is_long), row in kinds.items():
+        # short and long prompts take turns within a group
         turn = turns[group, is_long] = turns.get((group, is_long), -1) + 1
         listed.append((turn, _hash(row), group, row))
     chosen, counts = list[Row](), dict[tuple[Any, ...], int]()
@@ -219,6 +236,7 @@ def model_name(path: str) -> str:
     """
     plain = re.sub(r"[-_ ]", "_", path.rpartition("/")[2].lower())
     short = re.sub(r"_(instruct|chat|base|fp8|fp4|nvfp4|bf16|v\d[\d.]*|it|hf|2507|0528|thinking)(?=_|$)", "", plain)
+    # hubs write Llama-3.1, this repository llama3
     joined = re.sub(r"^(meta_)?llama_", "llama", short)
     for name in (plain, short, joined, re.sub(r"^llama3\.\d", "llama3", joined)):
         name_there = str(settings()["models"].get(name, name))
@@ -260,11 +278,12 @@ def _is_of(row: Row, kind: Mapping[str, Any]) -> bool:
 
 
 def _count(rule: Mapping[str, float], row: Row) -> int:
-    """Tokens or sequences of a step by a rule of the settings."""
+    """Tokens or sequences of a step of a rank by a rule of the settings."""
+    # a rule is linear in these, rounded up to a multiple
     sizes = {"input": row.lengths[0], "output": row.lengths[1], "request": row.concurrency, "more": 1}
     count = math.ceil(sum(rule.get(name, 0) * size for name, size in sizes.items()))
-    ranks, multiple = row.degrees[1] if rule.get("each_rank") else 1, int(rule.get("multiple", 1))
-    return ranks * -(-count // multiple) * multiple
+    multiple = int(rule.get("multiple", 1))
+    return -(-count // multiple) * multiple
 
 
 def design_tree(row: Row, run: EngineRun | None = None, role: str = "") -> dict[str, Any]:
@@ -279,6 +298,7 @@ def design_tree(row: Row, run: EngineRun | None = None, role: str = "") -> dict[
     if run is not None:
         scheduler |= _options_apart(row, run, role)
     server = {**server, "scheduler": {**server["scheduler"], **scheduler}}
+    # lengths that the dated benchmark draws
     kind = {"kind": "uniform", "low": names["low"]} if row.is_dated else {"kind": "fixed"}
     lengths = {name: {**kind, "tokens": tokens} for name, tokens in zip(("input", "output"), row.lengths, strict=True)}
     requests = row.concurrency * names["rounds"]
@@ -312,8 +332,7 @@ def _options_apart(row: Row, run: EngineRun, role: str) -> dict[str, Any]:
     """Options of the scheduler of engines of one role."""
     if role == "prefill":
         entry: Mapping[str, Any] = next((entry for entry in settings()["prompts"] if _is_of(row, entry)), {})
-        times = {"tokens": run.prompts.ranks, "sequences": 1}
-        return {name: entry[name] * factor for name, factor in times.items() if name in entry}
+        return {name: entry[name] for name in ("tokens", "sequences") if name in entry}
     drafted = {"drafts": run.drafts, "acceptance": settings()["acceptance"] if run.drafts else 0.0}
     sequences = {"sequences": run.sequences} if run.sequences else {}
     return {**drafted, **sequences, "chunked": True}
@@ -352,6 +371,7 @@ class Predictor:
         Raises ConfigError, also where it breaks a rule, and KeyError for engines that are not known.
         """
         if row.name not in self._designs:
+            # several runs would have several predictions
             if row.apart and row.run is None:
                 raise KeyError(f"engines are one of {len(row.runs)} runs of its benchmark's lists")
             trees = (
@@ -371,13 +391,14 @@ class Predictor:
         changes: of its scheduler; software: kernels in place of those of conf.
         """
         try:
-            designs = [_with_scheduler(design, changes or {}) for design in self.designs(row)]
+            designs = [with_scheduler(design, changes or {}) for design in self.designs(row)]
             speeds = None if software is None else software.of(designs[0])
+            # the engines that generate come last, and have the traffic
             served = run(deployment_of(designs[-1], speeds, *designs[:-1]), designs[-1].traffic.draw())
         except (ConfigError, KeyError) as error:
             self.refused[row.name] = str(error)
             return None
-        return Point(row, float(served.ttft_s.mean()), float(served.tpot_s.mean()))
+        return Point(row, float(served.ttft_s.mean()), served.tpot_mean_s)
 
     def points(self, rows: Sequence[Row]) -> list[Point]:
         """Rows with predictions; those until an interrupt, after which `stopped` is true and none follow."""
@@ -388,15 +409,10 @@ class Predictor:
                     point = self.predict(row)
                     points += [] if point is None else [point]
                     advance(1)
+            # hours of predictions so far are of use
             except KeyboardInterrupt:
                 self.stopped = True
         return points
-
-
-def _with_scheduler(design: Serving, changes: Mapping[str, Any]) -> Serving:
-    """A design with options of its scheduler in place of its own."""
-    scheduler = design.server.scheduler.model_copy(update=dict(changes))
-    return design.model_copy(update={"server": design.server.model_copy(update={"scheduler": scheduler})})
 
 
 def summary(points: Sequence[Point]) -> dict[str, float]:
@@ -427,6 +443,7 @@ def rank_correlation(points: Sequence[Point]) -> float:
     """
     correlations = []
     for group in _apart_by(points, "model_path", "system", "isl", "osl"):
+        # ranks of fewer rows are a matter of chance
         if len(group) >= 5:
             rates = [[_rate(point, measured=side) for point in group] for side in (True, False)]
             correlations.append(float(spearmanr(*rates).statistic))
@@ -458,6 +475,7 @@ def _place(point: Point, measured: bool) -> tuple[float, float]:
 def _area(places: Sequence[tuple[float, float]]) -> float:
     """Area under the staircase of the points that no other one dominates."""
     area, best, last = 0.0, 0.0, 0.0
+    # from the quickest for a user on: each point adds what it has more of tokens/s a GPU
     for user, gpu in sorted(places, reverse=True):
         area += best * (last - user) if best else 0.0
         best, last = max(best, gpu), user

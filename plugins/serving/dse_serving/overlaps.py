@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dse_serving.step_times import EngineKernels, OverlapChoice, StepParts, StepTimes, between, pad
+from dse_serving.traffic import Traffic
 from simulators.steps.design import StepDesign
 from simulators.workloads.model import Transformer
 
@@ -39,7 +40,7 @@ Overlap = Literal["waited", "in_switch", "halves", "nano", "shared_expert", "two
 OVERLAPS: Mapping[Overlap, tuple[Mapping[str, Any], int]] = {
     "waited": ({}, 1),
     "in_switch": ({"collectives": "in_switch"}, 1),
-    "halves": ({"collectives": "in_switch"}, 1),
+    "halves": ({}, 1),
     "nano": ({}, 1),
     "shared_expert": ({"exchanges": "shared_expert"}, 1),
     "two_micro_batches": ({"exchanges": "two_micro_batches"}, 2),
@@ -59,13 +60,14 @@ OVERLAP_WORDS: Mapping[str, str] = {
 
 def lacks(design: StepDesign, name: Overlap) -> str | None:
     """What a design lacks for an overlap, in words; None where it has all."""
-    parallel, model, node = design.parallel, design.model, design.system.node
+    parallel, model = design.parallel, design.model
     assert isinstance(model, Transformer)
-    switch = None if node is None else node.in_switch
-    adds = switch is not None and "all_reduce" in switch.collectives
+    adds = _switch_adds(design)
     exchanged = model.moe is not None and parallel.ep > 1
-    if name in ("in_switch", "halves") and not (parallel.tp > 1 and adds):
+    if name == "in_switch" and not (parallel.tp > 1 and adds):
         return "sums of parallel.tp > 1 in a switch that adds"
+    if name == "halves" and not (parallel.tp > 1 and (adds or design.system.gpu.cu_copy is not None)):
+        return "sums of parallel.tp > 1 in a switch that adds, or by kernels that are known (system.gpu.cu_copy)"
     if name == "halves" and (model.moe is not None or model.latent is not None or model.pattern is not None):
         return "a model without experts, latents and patterns"
     if name in ("shared_expert", "two_micro_batches") and not exchanged:
@@ -75,10 +77,20 @@ def lacks(design: StepDesign, name: Overlap) -> str | None:
     return None
 
 
+def _switch_adds(design: StepDesign) -> bool:
+    """Tell whether the switch of the node adds (NVLink SHARP)."""
+    node = design.system.node
+    return node is not None and node.in_switch is not None and "all_reduce" in node.in_switch.collectives
+
+
 def knobs_of(design: StepDesign, name: Overlap, split_ctas: int) -> StepDesign:
     """The design with the knobs of an overlap. split_ctas: of the sums of one half beside the other one."""
     changes, micro_batches = OVERLAPS[name]
-    changes = {**changes, "split_ctas": split_ctas} if name == "halves" else changes
+    if name == "halves":
+        copy = design.system.gpu.cu_copy
+        # the library's kernel has no more CTAs than these
+        held = split_ctas if _switch_adds(design) or copy is None else min(split_ctas, int(np.min(copy.num_cus)))
+        changes = {"collectives": "in_switch" if _switch_adds(design) else "library", "split_ctas": held}
     run = design.run.model_copy(update={"micro_batches": micro_batches})
     return design.model_copy(update={"run": run, "parallel": design.parallel.model_copy(update=dict(changes))})
 
@@ -117,6 +129,7 @@ class PartTimes:
         """Steps in so many micro-batches, less what the step model hides of them."""
         tokens, rows = (knots / batches for knots in self.sizes)
         hidden_prompts, hidden = self.parts.saved
+        # the first four: products, experts, sums, exchanges; attention of prompts is tabled apart
         prompts = batches * self.at(0, tokens)[:4].sum(axis=0) - np.interp(tokens, self.parts.tokens, hidden_prompts)
         plain = self.at(1, rows)[:4].sum(axis=0)[:, None] + self.core(rows)
         saved = np.stack([np.interp(rows, self.parts.rows, column) for column in hidden.T], axis=-1)
@@ -126,6 +139,7 @@ class PartTimes:
         """Steps in halves that share the GPU."""
         tokens, rows = (knots / 2 for knots in self.sizes)
         return Table(
+            # attention of prompts does not overlap: it depends on the chunks of a step
             self._halves(self.at(0, tokens)[:, :, None], np.zeros(1), np.zeros(1))[:, 0],
             self._halves(self.at(1, rows)[:, :, None], self.core(rows), self.core(rows, "core_moved")),
         )
@@ -144,15 +158,24 @@ class PartTimes:
 
         def round_trip(kind: int, count: Floats, attention: Floats) -> Floats:
             dense, _, sums = (row[:, None] for row in self.at(kind, count)[:3])
+            # tokens of all ranks spread over the GPUs of experts
             products = experts.at(kind, count * ranks / gpus)[1][:, None]
+            # an exchange ends when the side with more tokens a GPU has moved its own
             moved = experts.at(kind, count * max(1.0, ranks / gpus))[3][:, None]
             attended = dense + sums + attention
             # the slower side sets the pace of the batches that go round
             longer = np.maximum(attended, products)
+            # one batch must go round before it can begin the next layer
             turn = np.maximum(batches * longer, attended + products + moved)
             return np.asarray(turn + (batches - 1) * longer / self.parts.layers)
 
         return Table(round_trip(0, tokens, np.zeros(1))[:, 0], round_trip(1, rows, self.core(rows)))
+
+
+def context_octave(choice: OverlapChoice, traffic: Traffic) -> int:
+    """Column of a choice for the median context of requests in the middle of their outputs."""
+    context = float(np.median(traffic.inputs + traffic.outputs // 2))
+    return int(np.clip(np.log2(context), 0, choice.plain.shape[1] - 1))
 
 
 def with_experts_apart(times: StepTimes, waited: PartTimes, graphs: Sequence[int] = ()) -> StepTimes:
@@ -173,8 +196,9 @@ def times_of(tables: Mapping[str, Table], waited: PartTimes, graphs: Sequence[in
     parts, names = waited.parts, tuple(tables)
     prompts = np.stack([tables[name].prompts for name in names])
     plain = np.stack([tables[name].plain for name in names])
+    # what the best overlap saves is taken off attention, which has a table by sequences and context
     hidden = waited.step_model(1).plain - plain.min(axis=0)
-    counts, numbers = np.arange(int(parts.tokens[-1]) + 1), np.arange(len(parts.times.head))
+    counts, numbers = np.arange(int(parts.tokens[-1]) + 1), np.arange(int(parts.rows[-1]) + 1)
     linear = between(counts, parts.tokens, waited.at(1, parts.tokens)[:4].sum(axis=0))
     decode, less = (
         np.stack([between(numbers, parts.rows, column) for column in columns.T], axis=1)

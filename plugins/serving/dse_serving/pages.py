@@ -18,7 +18,7 @@ from simulators.compiled import inline_never
 @inline_never
 def pages_of(state: Any, pool: int, tokens: int) -> int:
     """Pages for so many tokens."""
-    block = state.limits[pool, at.BLOCK]
+    block = state.limits[pool, at.PAGE]
     return int((max(tokens, 0) + block - 1) // block)
 
 
@@ -32,6 +32,7 @@ def blocks_found(state: Any, e: int, pool: int, request: int) -> int:
         state.requests[request, at.BLOCKED], (state.requests[request, at.INPUT] - 1) // state.limits[pool, at.UNIT]
     )
     count = 0
+    # blocks behind the first one that is missing follow other tokens, and are no hits
     while count < limit and state.resident[e, state.contents[first + count], at.USERS] >= 0:
         count += 1
     return int(count)
@@ -60,6 +61,7 @@ def use(state: Any, e: int, pool: int, block: int) -> None:
     if state.resident[e, block, at.USERS] == 0:
         unlink(state, e, block)
         pages = pages_of(state, pool, state.limits[pool, at.UNIT])
+        # an idle block lies in free pages, which a user takes again
         state.engine[e, at.FREE] -= pages
         state.engine[e, at.IDLE] -= pages
     state.resident[e, block, at.USERS] += 1
@@ -83,15 +85,17 @@ def unlink(state: Any, e: int, block: int) -> None:
 def grow(state: Any, e: int, pool: int, request: int, tokens: int) -> bool:
     """Take the pages that a sequence needs for so many tokens; False where they are not free."""
     private = tokens - state.requests[request, at.REFS] * state.limits[pool, at.UNIT]
-    missing = pages_of(state, pool, private) - state.requests[request, at.BLOCKS]
+    missing = pages_of(state, pool, private) - state.requests[request, at.PAGES]
     if missing > state.engine[e, at.FREE]:
         return False
     if missing > 0:
-        state.requests[request, at.BLOCKS] += missing
+        state.requests[request, at.PAGES] += missing
         state.engine[e, at.FREE] -= missing
+        # evict until the blocks that stay fit in free pages
         while state.engine[e, at.IDLE] > state.engine[e, at.FREE]:
             oldest = state.engine[e, at.OLDEST]
             unlink(state, e, oldest)
+            # -1: the engine does not have it any more
             state.resident[e, oldest, at.USERS] = -1
             state.engine[e, at.IDLE] -= pages_of(state, pool, state.limits[pool, at.UNIT])
     state.engine[e, at.LEAST_FREE] = min(state.engine[e, at.LEAST_FREE], state.engine[e, at.FREE])
@@ -106,21 +110,23 @@ def keep(state: Any, e: int, pool: int, request: int) -> None:
     pages = pages_of(state, pool, state.limits[pool, at.UNIT])
     while state.requests[request, at.REFS] < state.requests[request, at.BLOCKED]:
         block = state.contents[state.requests[request, at.CONTENT] + state.requests[request, at.REFS]]
+        # the first to compute a block gives its own pages to it; others free theirs
         if state.resident[e, block, at.USERS] < 0:
             state.resident[e, block, at.USERS] = 1
         else:
             use(state, e, pool, block)
             state.engine[e, at.FREE] += pages
-        state.requests[request, at.BLOCKS] -= pages
+        state.requests[request, at.PAGES] -= pages
         state.requests[request, at.REFS] += 1
 
 
 @inline_never
 def release(state: Any, e: int, pool: int, request: int) -> None:
     """Free the pages of a request; blocks that it alone used stay in free pages."""
-    state.engine[e, at.FREE] += state.requests[request, at.BLOCKS]
-    state.requests[request, at.BLOCKS] = 0
+    state.engine[e, at.FREE] += state.requests[request, at.PAGES]
+    state.requests[request, at.PAGES] = 0
     while state.requests[request, at.REFS] > 0:
+        # the last block first: it is older than those before it, and evicted sooner
         state.requests[request, at.REFS] -= 1
         block = state.contents[state.requests[request, at.CONTENT] + state.requests[request, at.REFS]]
         state.resident[e, block, at.USERS] -= 1

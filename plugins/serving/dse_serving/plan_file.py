@@ -12,6 +12,7 @@ from dse.errors import ConfigError, Problem, Problems
 from dse.errors.parsing import parse_yaml
 from dse.files import read_text
 from dse_serving.design import Serving, deployment_of
+from dse_serving.overlaps import context_octave
 
 _DEGREES = ("tp", "pp", "dp", "ep")
 _FORMATS = ("precision", "products", "weights", "kv_cache")
@@ -22,12 +23,12 @@ _MOST_BYTES = 1 << 20
 
 def plan_tree(design: Serving) -> dict[str, Any]:
     """The plan of a deployment: degrees, formats, limits of its scheduler, and its engines."""
-    engines, plan = design.engines, design.server.scheduler
+    engines, scheduler = design.engines, design.server.scheduler
     formats = {name: getattr(design.run, name) for name in _FORMATS}
     tree: dict[str, dict[str, Any]] = {
         "parallel": {name: int(getattr(design.parallel, name)) for name in _DEGREES},
         "run": {name: str(value) for name, value in formats.items() if value is not None},
-        "server": {"name": design.server.name, "scheduler": {name: getattr(plan, name) for name in _SCHEDULER}},
+        "server": {"name": design.server.name, "scheduler": {name: getattr(scheduler, name) for name in _SCHEDULER}},
         "engines": {"replicas": design.replicas, "apart": engines.apart, "overlap": usual_overlap(design)},
     }
     if engines.apart:
@@ -49,11 +50,11 @@ def usual_overlap(design: Serving) -> str:
     choice, spec = deployment_of(design).pools[-1].times.overlap, design.traffic
     if choice is None:
         return "waited"
-    sequences = int(design.server.scheduler.sequences)
-    under_way = int(spec.concurrency) / max(1, design.replicas) if spec.arrivals == "closed" else sequences / 2
-    row = int(np.argmin(np.abs(choice.sequences - min(under_way, sequences) / int(design.parallel.dp))))
-    octave = min(int(np.log2(float(spec.input.tokens + spec.output.tokens // 2))), choice.plain.shape[1] - 1)
-    return choice.names[int(choice.plain[row, octave])]
+    # limits and knots count sequences of a rank
+    sequences, ranks = int(design.server.scheduler.sequences), max(1, design.replicas) * int(design.parallel.dp)
+    under_way = int(spec.concurrency) / ranks if spec.arrivals == "closed" else sequences / 2
+    row = int(np.argmin(np.abs(choice.sequences - min(under_way, sequences))))
+    return choice.names[int(choice.plain[row, context_octave(choice, spec.draw())])]
 
 
 def words_of_plan(path: Path) -> list[str]:
@@ -64,6 +65,7 @@ def words_of_plan(path: Path) -> list[str]:
         raise ConfigError([Problem("plan", "is no plan of serving", str(path), way)])
     check, words = Problems(), list[str]()
     for section, entries in tree.items():
+        # notes of `settings import`
         if section in ("tool", "unread"):
             continue
         if section not in (*_SECTIONS, "server", "engines") or not isinstance(entries, Mapping):

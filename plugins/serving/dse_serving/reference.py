@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from simpy.events import EventPriority
 
 import dse_serving.columns as at
-from dse_serving.compiled import delay_of_step, draw
+from dse_serving.compiled import draw
 from dse_serving.deployment import Deployment
+from dse_serving.durations import delay_of_step, tokens_for_prompt
 from dse_serving.sequences import Pages, Request, Rules
 from dse_serving.traffic import Traffic
 from dse_serving.transfers import delay_of_transfer
@@ -43,8 +44,10 @@ class Signal(simpy.Event):
 
     def fire(self, phase: Phase, delay: float = 0.0, place: int = 0) -> Signal:
         """Schedule it, once; in the order of places in the last phase."""
+        # an engine may be woken by several events of one instant
         if self._value is simpy.events.PENDING:
             self._ok, self._value = True, None
+            # SimPy orders events of one time by their priority
             self.env.schedule(self, EventPriority(phase + place), delay)
         return self
 
@@ -68,6 +71,8 @@ class Engine:
     coming: list[tuple[Request, Engine]] = field(default_factory=list)
     idle: Signal | None = None
     held: int = 0
+    busy_s: float = 0.0
+    ends_s: float | None = None
 
     def work(self) -> Generator[Any, Any, None]:
         """Begin one step after the other, and wait where there is nothing to compute."""
@@ -79,10 +84,16 @@ class Engine:
                 yield self.idle
                 self.idle = None
                 continue
+            # the order of running sequences decides the order of the sum, and so its last digit
             prompts = [request for request in self.running if request.number in chunks]
             stages, seconds = int(self.rules.limits[at.STAGES]), self.rules.seconds(generating, chunks, prompts)
-            yield env.timeout(delay_of_step(self.rules.state.lanes, self.first, stages, seconds, env.now))
+            delay = delay_of_step(self.rules.state.lanes, self.first, stages, seconds, env.now)
+            self.ends_s = env.now + delay
+            self.busy_s += self.ends_s - env.now
+            yield env.timeout(delay)
+            self.ends_s = None
             self.finish(generating, chunks)
+            # the next step begins after all else of this instant, engines in the order of their places
             yield Signal(env).fire(Phase.BEGINS, place=self.place)
 
     def wake(self) -> None:
@@ -95,12 +106,14 @@ class Engine:
         limits = self.rules.limits
         if limits[at.PREFILL_FIRST]:
             arrived, chunks = self.prefill(int(limits[at.TOKENS]), enter=True)
+            # steps of prompts alone, as SGLang has them by default
             return (arrived, chunks) if arrived or chunks else (self.generate()[0], {})
         if self.holds_prompts():
             return self.generate()[0], {}
+        # sequences that generate come first, prompts get what is left of the budget
         generating, preempted = self.generate()
-        left = max(0, int(limits[at.TOKENS]) - len(generating) * (1 + int(limits[at.DRAFTS])))
-        arrived, chunks = self.prefill(left, enter=not preempted)
+        busiest = -(-len(generating) * (1 + int(limits[at.DRAFTS])) // int(limits[at.RANKS]))
+        arrived, chunks = self.prefill(max(0, int(limits[at.TOKENS]) - busiest), enter=not preempted)
         return generating + arrived, chunks
 
     def holds_prompts(self) -> bool:
@@ -108,6 +121,7 @@ class Engine:
         limits, ranks = self.rules.limits, int(self.rules.limits[at.RANKS])
         busy = len(self.running) >= ranks and all(request.generates for request in self.running)
         holds = busy and 0 < len(self.waiting) < ranks and self.held < limits[at.GATHERED]
+        # counted in steps, as `timeout_iters` is
         self.held = self.held + 1 if holds else 0
         return holds
 
@@ -127,28 +141,35 @@ class Engine:
 
     def preempt(self) -> None:
         """Put the sequence that came last back to the front of the queue, to be computed again."""
+        # the last one to enter has the least to lose
         request = self.running.pop()
         self.pages.release(request)
         request.cached = 0
+        # what was generated is computed again as a part of the prompt
         request.target = request.input + request.generated
         request.preemptions += 1
         self.waiting.appendleft(request)
 
-    def prefill(self, left: int, *, enter: bool) -> tuple[list[Request], dict[int, int]]:
-        """Chunks of prompts within `left` tokens; entering requests whose keys and values have come generate."""
-        arrived, chunks = [], {}
+    def prefill(self, room: int, *, enter: bool) -> tuple[list[Request], dict[int, int]]:
+        """Chunks of prompts within `room` tokens of each rank; requests that enter with keys and values generate."""
+        arrived: list[Request] = []
+        chunks: dict[int, int] = {}
+
+        def left() -> int:
+            tokens = sum(chunks.values()) + len(arrived) * (1 + int(self.rules.limits[at.DRAFTS]))
+            ranks, chunked = (int(self.rules.limits[column]) for column in (at.RANKS, at.CHUNKED))
+            return int(tokens_for_prompt(room, len(chunks), tokens, ranks, chunked))
+
         for request in self.running:
-            if not request.generates and left > 0:
-                chunks[request.number] = min(request.target - request.cached, left)
-                left -= chunks[request.number]
-        while enter and self.admits(left):
+            # chunks of prompts that have begun come before new ones
+            if not request.generates and left() > 0:
+                chunks[request.number] = min(request.target - request.cached, left())
+        while enter and self.admits(left()):
             request = self.admit()
             if request.generates:
                 arrived.append(request)
-                left -= 1 + int(self.rules.limits[at.DRAFTS])
             else:
-                chunks[request.number] = min(request.target - request.cached, left)
-                left -= chunks[request.number]
+                chunks[request.number] = min(request.target - request.cached, left())
         return arrived, chunks
 
     def admits(self, left: int) -> bool:
@@ -159,8 +180,10 @@ class Engine:
         request = self.waiting[0]
         hits = self.pages.hits(request)
         need = request.target - self.rules.tokens_there(request, len(hits))
+        # keys and values that have come need no tokens of the budget
         if need > 0 and (left <= 0 or (need > left and not limits[at.CHUNKED])):
             return False
+        # an idle engine would wait for ever for pages that nobody frees
         spare = int(limits[at.KEPT_FREE]) if self.running else 0
         return self.pages.need(request, hits, self.rules.tokens_at_entry(request)) + spare <= self.pages.free
 
@@ -172,6 +195,7 @@ class Engine:
             self.pages.use(block)
         request.refs = len(hits)
         self.pages.grow(request, self.rules.tokens_at_entry(request))
+        # tokens of hits are not computed again
         request.cached = self.rules.tokens_there(request, len(hits))
         self.running.append(request)
         self._note(request, at.ADMITTED)
@@ -180,6 +204,7 @@ class Engine:
         return request
 
     def _note(self, request: Request, column: int) -> None:
+        # a preempted request enters again: the first time counts
         if request.times[column] < 0:
             request.times[column] = self.cluster.env.now
 
@@ -203,6 +228,7 @@ class Engine:
     def _generated_tokens(self, request: Request) -> int:
         """Tokens of a sequence that generated: one, and the drafts that are accepted."""
         accepted, rate = 0, float(self.rules.rates[at.ACCEPTANCE])
+        # one draw decides all drafts, as in the compiled loop
         if self.rules.limits[at.DRAFTS]:
             drawn, chance = draw(self.cluster.seed, request.number, request.rounds), rate
             while accepted < self.rules.limits[at.DRAFTS] and drawn < chance:
@@ -218,6 +244,7 @@ class Engine:
             return 0
         request.cached += chunks[request.number]
         if request.generates:
+            # a whole prompt leaves its blocks to others
             self.pages.keep(request)
         return int(request.generates)
 
@@ -241,6 +268,7 @@ class Engine:
     def carry(self, request: Request, begun: float, share: float) -> float:
         """Take the time of this engine's links for keys and values; the delay until they have carried them [s]."""
         side, now = (share, float(self.rules.limits[at.RANKS])), self.cluster.env.now
+        # batches of a pipeline share the links of their engine
         whole_s = float(self.rules.rates[at.MOVED_TOKEN]) * request.cached
         return float(delay_of_transfer(self.cluster.engines[self.first].links_free, side, begun, whole_s, now))
 
@@ -272,12 +300,14 @@ class Cluster:
                 rules[pool],
                 self,
                 Pages(rules[pool], int(rules[pool].limits[at.TOTAL])),
+                # row of the first batch of its pipeline
                 row - place % deployment.pools[pool].stages,
             )
             for row, (pool, place) in enumerate(places)
         ]
-        plan = deployment.pools[0].scheduler
-        self.split, self.request_s, self.latency_s = counts[0], float(plan.request_s), float(plan.latency_s)
+        # the front end of the first pool reads all requests
+        scheduler = deployment.pools[0].scheduler
+        self.split, self.request_s, self.latency_s = counts[0], float(scheduler.request_s), float(scheduler.latency_s)
         self.coming, self.entering, self.turns = traffic.num_timed, 0, [0, 0]
 
     def run(self) -> Floats:
@@ -293,6 +323,7 @@ class Cluster:
         """Let a request come to the front end, which reads one after the other."""
         before = arrival
         if request.number:
+            # when the front end has read the request before
             before = float(self.requests[request.number - 1].times[at.READY]) - self.latency_s
         delay = max(0.0, before - arrival) + self.request_s + self.latency_s
         request.times[at.ARRIVAL], request.times[at.READY] = arrival, arrival + delay
@@ -309,8 +340,18 @@ class Cluster:
     def enter(self) -> None:
         """Give the requests that are read to engines, in the order of their numbers."""
         while self.entering < self.coming and self.requests[self.entering].times[at.READY] <= self.env.now:
+            self.requests[self.entering].times[at.BUSY] = self.busy_seconds()
             self.give(self.requests[self.entering])
             self.entering += 1
+
+    def busy_seconds(self) -> float:
+        """Time that all engines have computed until now [s]."""
+        total = 0.0
+        # in the order of the compiled loop, for its last digit
+        for engine in self.engines:
+            total += engine.busy_s
+            total -= 0.0 if engine.ends_s is None else engine.ends_s - self.env.now
+        return total
 
     def dispatch(self) -> None:
         """Send prompts that are whole, engine after engine, each to an engine that generates."""
@@ -320,11 +361,13 @@ class Cluster:
             while sender.sends:
                 request = sender.sends.popleft()
                 receiver = self.choose(self.engines[self.split :], 1)
+                # layer by layer all but the last layer has left when the prompt is whole
                 share = float(rates[at.LAST]) if beside else 1.0
                 begun = float(request.times[at.ADMITTED]) if beside else now
                 delay = max(engine.carry(request, begun, share) for engine in (sender, receiver))
                 delay = max(0.0, delay) + float(rates[at.MOVED_LATENCY])
                 request.times[at.MOVED] = now + delay
+                # in the order of arrival, equal ones in that of dispatch
                 bisect.insort(receiver.coming, (request, sender), key=lambda entry: float(entry[0].times[at.MOVED]))
                 arrival = Signal(self.env).fire(Phase.TRANSFERS, delay)
                 assert arrival.callbacks is not None
@@ -335,8 +378,10 @@ class Cluster:
         for engine in self.engines[self.split :]:
             while engine.coming and engine.coming[0][0].times[at.MOVED] <= self.env.now:
                 request, sender = engine.coming.pop(0)
+                # pages at the sender are taken until the transfer has ended
                 sender.pages.release(request)
                 sender.outstanding -= 1
+                # pages that became free may let a request enter
                 sender.wake()
                 engine.waiting.append(request)
                 engine.wake()
@@ -349,6 +394,7 @@ class Cluster:
 
     def choose(self, engines: list[Engine], pool: int) -> Engine:
         """One of some engines for one more request."""
+        # turns count in both routings, and are used by round robin alone
         chosen = engines[self.turns[pool] % len(engines)]
         self.turns[pool] += 1
         if self.deployment.routing == "fewest_requests":

@@ -21,5 +21,6 @@ def run(
     if steps < 0:
         rule = "has requests that are never served: no engine has room for what waits"
         raise ConfigError([Problem("traffic", rule, way_out="use more GPUs, or shorter requests")])
+    # at least the last request counts
     counted = slice(min(int(skipped * traffic.size), traffic.size - 1), traffic.size)
     return ServingRun(deployment, traffic, state, int(steps), counted)

@@ -61,6 +61,7 @@ def answers_moved(questions: Sequence[Question], sizes: Sequence[int] = SIZES) -
     moved = 0
     for question in questions:
         answers = [recommendation(question, size) for size in sizes]
+        # each answer against each other: agreement is not transitive
         moved += not all(one.agrees(other) for one, other in itertools.combinations(answers, 2))
     return moved
 

@@ -69,6 +69,7 @@ def serve_steadily(
     served = plan.run()
     # a rare percentile needs more requests: they double until its interval has an upper end
     while effort is FULL and spec.arrivals != "trace" and not served.is_known(percentile):
+        # bounded: an interval without an upper end is reported as such
         if len(served.ttft_s) >= effort.most:
             break
         plan = replace(plan, least=2 * len(served.ttft_s))
@@ -96,17 +97,21 @@ class _Plan:
         """A closed loop, whose batches are rounds of all that are under way."""
         under_way = int(self.spec.concurrency)
         counted = self._counted(under_way, self.effort.batches)
+        # two rounds of all that are under way forget how the loop began
         warm = max(2 * under_way, int(self.spec.warm_up * counted))
+        # the last ones under way have nobody after them, and do not count
         served = self._run(self.spec.draw(warm + counted + under_way))
         return self._part(served, warm, counted, under_way)
 
     def open(self) -> ServingRun:
         """Traffic that is drawn, of as many requests as those under way need: they are known when it has run."""
         rate = float(self.spec.rate_per_s)
+        # refused before anything is served
         knee = self._check_rate(rate, "traffic.rate_per_s", rate)
         under_way, served = 0.0, None
         # how many are under way is known after a run, and decides how long the next one is
         for _ in range(_PASSES):
+            # near the knee queues take long to forget: 1 / (1 - load)^2 requests
             batch = int(np.ceil(under_way + 1 / (1 - rate / knee) ** 2))
             counted = self._counted(batch, self.effort.batches)
             warm = max(2 * min(batch, counted), int(self.spec.warm_up * counted))
@@ -131,14 +136,17 @@ class _Plan:
         if self.effort is COARSE:
             traffic = traffic.busiest(self.effort.most)
         served = self._run(traffic)
+        # a short trace would count no requests else
         left_out = min(int(np.ceil(served.in_system)), traffic.size // 4)
         warm = max(left_out, int(self.spec.warm_up * traffic.size))
         counted = max(1, traffic.size - warm - left_out)
+        # at least one request counts, whatever share warms up
         part = self._part(served, min(warm, traffic.size - counted), counted, max(1, left_out))
         return replace(part, offered_per_s=offered)
 
     def _counted(self, batch: int, batches: int) -> int:
         """Requests that count: enough for all batches, as far as these are not too many."""
+        # twenty batches of a queue near its knee may be millions of requests
         wanted = min(batches * batch, max(self.effort.most, 2 * int(self.spec.concurrency)))
         return int(np.ceil(max(self.least, wanted)))
 
@@ -150,6 +158,7 @@ class _Plan:
         batches = min(self.effort.batches, counted // max(1, batch))
         enough = batches >= min(_FEWEST, self.effort.batches)
         part = slice(first, first + counted)
+        # two batches at least have a spread, which `enough` marks as too few
         return replace(served, counted=part, batches=max(2, batches), apart=batch, enough=enough)
 
     def _check_rate(self, offered: float, path: str, value: float) -> float:
@@ -162,7 +171,8 @@ class _Plan:
             f"brings {offered:,.4g} requests/s ({offered * tokens:,.0f} tokens/s), more than the engines keep up with"
         )
         rule += f": {rounded_down(knee)} requests/s ({knee * tokens:,.0f} tokens/s) when they are always busy"
-        way = f"use more GPUs, or at most {rounded_down(value * knee / offered)}"
+        # a knee of 0 is of an engine whose rate is too uncertain to have a lower end
+        way = "use more GPUs" + (f", or at most {rounded_down(value * knee / offered)}" if knee > 0 else "")
         raise Overloaded(Problem(path, rule, value, way), knee)
 
     def _check_backlog(self, served: ServingRun, knee: float) -> None:
@@ -170,11 +180,14 @@ class _Plan:
         arrivals, finish = (served.times(column) for column in (at.ARRIVAL, at.FINISH))
         ends = np.linspace(*served.window, 4 * _FEWEST + 1)
         middles = (ends[1:] + ends[:-1]) / 2
+        # arrivals so far less departures so far
         present = np.searchsorted(np.sort(arrivals), middles) - np.searchsorted(np.sort(finish), middles)
+        # the second and the last quarter: the first one fills up
         first, last = present[_FEWEST : 2 * _FEWEST], present[-_FEWEST:]
         grown = float(last.mean() - first.mean())
         comes = np.histogram(arrivals, ends)[0]
         between = float(comes.mean()) * 2 * _FEWEST  # arrivals and departures vary, in bursts more than by chance
+        # variance of Poisson departures is their number; that of arrivals as much as they are dispersed
         error = (between * (1 + max(1.0, float(comes.var(ddof=1) / comes.mean())))) ** 0.5
         if grown > _GROWN * between and grown > _ERRORS * error:
             rule = (
@@ -197,8 +210,10 @@ def knee_per_s(deployment: Deployment, spec: TrafficSpec) -> float:
     # half as many again as the engines hold: none ever waits for a request
     loop = max(2, int(np.ceil(_QUEUED * sum(_resident_requests(part, traffic)))))
     counted = max(2 * loop, _FEWEST * _IN_BATCH)
+    # two rounds warm up, and one is left at the end
     served = run(part, traffic.looped(loop, 3 * loop + counted), seed=int(spec.seed))
     served = replace(served, counted=slice(2 * loop, 2 * loop + counted))
+    # the lower end: a rate between both ends might never become steady
     low, _ = mean_interval(served.rates(np.ones(served.traffic.size), _FEWEST))
     front = float(deployment.pools[0].scheduler.request_s)
     rate = max(low, 0.0) * (deployment.pools[0].engines if alike else 1)
@@ -211,16 +226,19 @@ def _resident_requests(deployment: Deployment, traffic: Traffic) -> Iterator[flo
     tokens = float((traffic.inputs + traffic.outputs).mean())
     limits = deployment.limits()
     for place, pool in enumerate(deployment.pools):
-        paged = int(limits[place, at.TOTAL]) * int(limits[place, at.BLOCK]) / tokens
+        # whole lengths: pages of a sequence at its end
+        paged = int(limits[place, at.TOTAL]) * int(limits[place, at.PAGE]) / tokens
         yield pool.batches * min(float(limits[place, at.SEQUENCES]), max(1.0, paged))
 
 
 def rounded_down(rate: float) -> str:
     """A rate in three digits, none above it: one that engines keep up with.
 
-    >>> rounded_down(19.997), rounded_down(0.012349), rounded_down(1234.0)
-    ('19.9', '0.0123', '1230')
+    >>> rounded_down(19.997), rounded_down(0.012349), rounded_down(1234.0), rounded_down(0.0)
+    ('19.9', '0.0123', '1230', '0')
     """
+    if rate <= 0:
+        return "0"
     # down, as a rate above the knee would be refused when it is typed
     digit = 10.0 ** (np.floor(np.log10(rate)) - 2)
     return f"{np.floor(rate / digit) * digit:.6g}"

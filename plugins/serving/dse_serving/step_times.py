@@ -1,10 +1,11 @@
 """Times of the steps of an engine by what is in them, from the step model (`simulators.steps`), tabled once.
 
-A step computes the tokens of prompts and one token of each sequence that generates. All operators but attention, and
-the output, which the last token of a sequence alone needs, see tokens; attention sees the cached tokens of each
-sequence. So with n tokens, b sequences that generate after c tokens on average, and chunks of prompts from p to q,
+A step computes the tokens of prompts and one token of each sequence that generates, or more with drafts. All operators
+but attention, and the output, which these tokens and the last one of a prompt alone need, see tokens; attention sees
+the cached tokens of each sequence. So with n tokens, l of them with an output, b sequences that generate after c tokens
+on average, and chunks of prompts from p to q,
 
-    T = linear(n) + head(sequences) + decode(b, c) + sum over chunks of (prompt(q) - prompt(p))
+    T = linear(n) + head(l) + decode(b, c) + sum over chunks of (prompt(q) - prompt(p))
 
 (derived; that attention of a chunk is what a whole prompt has more for it is exact for FLOP, not for launches).
 """
@@ -46,31 +47,33 @@ _OCTAVES = 18  # contexts of up to 131,072 tokens
 _STEPS = 6  # knots an octave of tokens
 
 
-class Speeds(Frozen):
-    """Time of products in a serving engine over that of the step model: for few tokens, which weights bound, and for
+class GemmTimeFactors(Frozen):
+    """GEMM time in the serving engine over that of the step model: of few tokens, which reading weights bounds, and of
     many, which FLOP bound; between them by the logarithm of the tokens that multiply with the same weights.
     """
 
-    few: Factor = 1.0
-    many: Factor = 1.0
+    weight_bound: Factor = 1.0
+    flop_bound: Factor = 1.0
 
     def at(self, tokens: ArrayLike, many: float = _MANY) -> Floats:
         """Factor by the number of tokens, of which from `many` on FLOP bound it."""
+        # 0 at `_FEW` tokens, 1 from `many` on, linear in the logarithm between
         place = np.log(np.maximum(np.asarray(tokens, float), 1.0) / _FEW) / np.log(many / _FEW)
-        return np.asarray(self.few + np.clip(place, 0.0, 1.0) * (self.many - self.few), float)
+        slope = self.flop_bound - self.weight_bound
+        return np.asarray(self.weight_bound + np.clip(place, 0.0, 1.0) * slope, float)
 
 
 class EngineKernels(Frozen):
     """Kernels of serving engines, where they differ from those that the step model was fitted to.
 
-    dense, experts: speeds of products. sum_s: latency of an all-reduce in one kernel, in which every GPU reads the
+    dense, experts: factors on GEMM times. sum_s: latency of an all-reduce in one kernel, in which every GPU reads the
     partial sums of all others, inside a node; taken where the library is slower. attention, sums, exchanges, other:
     times over those of the step model.
     """
 
-    dense: Speeds = Speeds()
-    experts: Speeds = Speeds()
-    sum_s: Seconds = 1.0
+    dense: GemmTimeFactors = GemmTimeFactors()
+    experts: GemmTimeFactors = GemmTimeFactors()
+    sum_s: Seconds = 1.0  # a second: never faster than the library
     peer_s: Seconds = 0.0
     attention: Factor = 1.0
     dispatch_s: Seconds = 0.0
@@ -98,8 +101,8 @@ class StepTimes:
 
     linear [2, tokens + 1]: of steps with prompts, and of those without, which graphs of some sizes replay; experts, of
     the same shape or [2, 1]: what experts take besides, by the mean tokens of ranks, where these share experts. head
-    [sequences + 1]; decode [2, sequences + 1, octaves of context]: attention of sequences that generate, of steps with
-    prompts, and of those without, less what runs beside other work. prompt [knots]: of a token of a whole prompt.
+    [tokens + 1]: output layer; decode [2, sequences + 1, octaves of context]: attention of sequences that generate, of
+    steps with prompts, and of those without, less what runs beside other work. prompt [knots]: of a token of a prompt.
     kernels: of a step. weight_bytes, token_bytes, room_bytes: of a GPU: weights, keys and values of a token, memory.
     shares: HBM's rate that attention of prompts draws, and CUs that attention of sequences that generate takes.
     """
@@ -156,8 +159,10 @@ class StepParts:
         # engines take their own kernel for small tensors, and the library for large ones
         summed = np.minimum(library, direct + sums * (kernels.sum_s + self.peers * kernels.peer_s))
         products, streams = dense * kernels.dense.at(self.tokens), kernels.other * other
+        # norms, activations and the like are streams of bytes
         computed = streams + products
         factors = kernels.experts.at(self.tokens * self.of_expert, _MANY_OF_EXPERT)
+        # tokens of an expert, not of a rank, share its weights
         of_experts = experts * factors + self.routed * kernels.dispatch_s
         exchanged = kernels.exchanges * exchanges
         slow, slow_experts = np.moveaxis(self.slowed, 1, 0)
@@ -170,17 +175,24 @@ def step_parts(design: StepDesign, tokens: int, sequences: int) -> StepParts:
 
     design: whose mode and sizes are chosen here. Tokens and sequences count for each rank of data-parallel attention.
     """
+    # a context in each octave: attention is linear between
     knots, contexts = _knots(max(tokens, sequences)), 2.0 ** np.arange(_OCTAVES)
-    prompts, steps, rows = _run(design, "prefill", 1, knots), _run(design, "decode", knots, 1), _knots(sequences)
+    prompts, steps, rows = (
+        step_run(design, "prefill", 1, knots),
+        step_run(design, "decode", knots, 1),
+        _knots(sequences),
+    )
     linear = np.stack([_columns(prompts, knots), _columns(steps, knots)])
-    grid = _run(design, "decode", rows[:, None], contexts[None, :])
-    lengths, numbers = _lengths(), np.arange(sequences + 1)
+    grid = step_run(design, "decode", rows[:, None], contexts[None, :])
+    lengths = _lengths()
     # one sequence: attention of several is the sum of theirs
-    prompt = _run(design, "prefill", 1, lengths)
+    prompt = step_run(design, "prefill", 1, lengths)
     times = StepTimes(
         np.zeros((2, 2)),
-        between(numbers, knots, _head(steps)),
+        # of all tokens that sequences check at once, with their drafts
+        between(np.arange(knots[-1] + 1), knots, _head(steps)),
         np.zeros((2, 2, 2)),
+        # time of a token: nearly linear in the length, so that few knots suffice
         _core(prompt) / lengths,
         _launches(steps),
         *memory_of(design),
@@ -192,7 +204,9 @@ def step_parts(design: StepDesign, tokens: int, sequences: int) -> StepParts:
         np.broadcast_to(step.passes.hidden_s + step.passes.pair_saved_s, size)
         for step, size in ((prompts, knots.shape), (grid, shape))
     ]
+    # all-reduces in one kernel wait for each of the other GPUs
     peers = int(np.asarray(steps.passes.platform.groups["tp"].num_gpus)) - 1
+    # kinds of layers may differ in number: the most frequent one sets the depth
     layers = float(max(np.max(count) for name, count in steps.passes.counts.items()))
     slowed = np.stack([_slowed(step, design, knots) for step in (prompts, steps)])
     features = layers, *_routing(design, steps), slowed, float(np.max(steps.passes.platform.chip.launch_s))
@@ -205,11 +219,13 @@ def _routing(design: StepDesign, step: Iteration) -> tuple[float, float]:
     if moe is None:
         return 0.0, 1.0
     routed = [part.times for part in step.passes.parts if isinstance(part.op.work, Product) and part.op.work.grouped]
+    # experts shared by ranks get the tokens of all of them
     ranks = float(np.max(design.parallel.dp)) if np.any(np.asarray(design.parallel.ep) > 1) else 1.0
+    # on average: tokens are taken to spread evenly over experts
     return float(np.max(routed)), ranks * float(np.max(np.asarray(moe.experts_per_token) / np.asarray(moe.experts)))
 
 
-def _run(design: StepDesign, mode: str, batch: ArrayLike, length: ArrayLike) -> Iteration:
+def step_run(design: StepDesign, mode: str, batch: ArrayLike, length: ArrayLike) -> Iteration:
     """The step model's iteration of batches and lengths that broadcast."""
     sizes = {"mode": mode, "batch": np.asarray(batch), "sequence_length": np.asarray(length)}
     # halves are of prompts alone
@@ -228,6 +244,7 @@ def _knots(most: int) -> Integers:
 
 def _lengths() -> Floats:
     octaves = np.repeat(2.0 ** np.arange(_OCTAVES), PER_OCTAVE).reshape(_OCTAVES, -1)
+    # evenly spaced within each octave, as `durations.prompt_seconds` reads them
     return np.asarray((octaves * (1 + np.arange(PER_OCTAVE) / PER_OCTAVE)).reshape(-1), float)
 
 
@@ -276,6 +293,7 @@ def _multiplied_s(step: Iteration, parts: Sequence[StageOperator]) -> Floats:
 
 def _share(step: Iteration, bound: Callable[[Iteration, Sequence[StageOperator]], Floats]) -> float:
     """Median share of the time of attention that a bound takes, over the sizes of a step."""
+    # launches and waves make attention longer than its bound: a share below one
     return float(min(1.0, np.median(quotient(bound(step, _core_parts(step)), _core(step)))))
 
 
@@ -305,6 +323,7 @@ def _columns(step: Iteration, knots: ArrayLike) -> Floats:
 def _slowed(step: Iteration, design: StepDesign, knots: ArrayLike) -> Floats:
     """Factors on the times of products, and of those of experts, while kernels of a library move data [2, knots]."""
     platform, copy = step.passes.platform, design.system.gpu.cu_copy
+    # a kernel that copies leaves one CU to products at least
     copying_cus = 0 if copy is None else np.minimum(copy.num_cus, np.asarray(platform.chip.cus) - 1)
     rows = []
     for kind in ("dense", "experts"):
@@ -341,7 +360,7 @@ def _launches(step: Iteration) -> float:
 def memory_of(design: StepDesign) -> tuple[float, float, float]:
     """Bytes of a GPU: weights, keys and values of a token, all memory."""
     # the difference is of the cache alone: buffers of a step do not grow with the context
-    near, far = (_run(design, "decode", 1, length) for length in (1, 1025))
+    near, far = (step_run(design, "decode", 1, length) for length in (1, 1025))
     cached = [float(step.passes.of_blocks("kept")) for step in (near, far)]
     passes, room = near.passes, design.system.gpu.hbm_bytes
     stored = [

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import dse_serving.columns as at
 from dse.errors import ConfigError
 from dse.plots import Draw
 from dse.results.decisions import read_decision
@@ -32,6 +31,7 @@ from dse_serving.choice import (
     best_of,
     best_of_splits,
     close_rivals,
+    interval_columns,
     is_closed,
     judged,
     named,
@@ -42,8 +42,9 @@ from dse_serving.choice import (
     with_splits,
     within,
 )
-from dse_serving.design import Serving, deployment_of
-from dse_serving.overlaps import OVERLAP_WORDS
+from dse_serving.design import Serving, Slo, deployment_of
+from dse_serving.energy import power_line
+from dse_serving.overlaps import OVERLAP_WORDS, context_octave
 from dse_serving.plan_file import plan_tree
 from dse_serving.results import CLOSE, MEETS, MISSES, ServingRun, verdict_of
 from dse_serving.steady import Overloaded, rounded_down
@@ -97,7 +98,7 @@ class ServingStudy(Plain):
         points = judged(points, limits)
         inside = within(points)
         if not len(inside):
-            yield from nearest(points, limits)
+            yield from nearest(points, limits, typed=limits_of_users(config))
             yield from overloaded(config, table)
             return
         best = best_of(inside)
@@ -112,6 +113,7 @@ class ServingStudy(Plain):
         yield from apart_or_together(inside)
         yield from transfer_lines(config, inside)
         yield from settings_line(config, best)
+        yield from power_line(config, design_of(config, best), best)
         yield from with_errors(config, outputs.read_json("summary"), best)
         yield from overlap_lines(config, best)
 
@@ -129,7 +131,9 @@ class ServingStudy(Plain):
         points = with_splits(table)
         if len(points):
             yield "interactivity", partial(serving_figures.interactivity, points)
-            yield "within_limits", partial(serving_figures.within_limits, points)
+            # 0: no answer has a later token
+            if (points["tpot_s"] > 0).any():
+                yield "within_limits", partial(serving_figures.within_limits, points[points["tpot_s"] > 0])
 
     def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
         """Steps of the engines of the best deployment, and their memory over time."""
@@ -138,25 +142,35 @@ class ServingStudy(Plain):
         if not len(inside):
             return
         best = best_of(inside)
+        # runs are deterministic: the best point is served again for its log, which no table holds
         served = ServingBackend().serve(design_of(run.config, best), _LOGGED)
         log = served.state.log[: min(served.steps, _LOGGED)]
-        pages = np.repeat(
-            [pool.blocks for pool in served.deployment.pools], [p.batches for p in served.deployment.pools]
-        )
+        pages = served.deployment.kv_pages
         yield "plan.yaml", plan_tree(design_of(run.config, best))
         yield "engine", partial(serving_figures.engine_steps, log[:_DRAWN], str(best["split"]))
         rivals = best_of_splits(inside)[:_RIVALS]
         runs = {str(row["split"]): ServingBackend().serve(design_of(run.config, row)) for row in rivals}
         slo = design_of(run.config, best).slo
         for name in TIMES:
-            yield f"goodput_{name[:4]}", partial(serving_figures.goodput, runs, name, slo)
+            # answers of one token have no later ones
+            if any(len(getattr(run_of_split, name)) for run_of_split in runs.values()):
+                yield f"goodput_{name[:4]}", partial(serving_figures.goodput, runs, name, slo)
         yield "occupancy", partial(serving_figures.occupancy, log, pages, str(best["split"]))
 
 
+def limits_of_users(config: Mapping[str, Any]) -> dict[str, float]:
+    """Upper limits of times by metric, as `slo` gives them."""
+    slo = Slo.model_validate({name: config["slo"].get(name) for name in TIMES})
+    return {name: float(limit) for name in TIMES if (limit := getattr(slo, name)) is not None}
+
+
 def limits_of(config: Mapping[str, Any]) -> dict[str, float]:
-    """Upper limits of the study by metric."""
-    limits = config["study"].get("limits") or {}
-    return {name: float(limit["high"]) for name, limit in limits.items() if limit.get("high") is not None}
+    """Upper limits by metric: those of the study, and of users (`slo`); the lower one of both."""
+    limits = limits_of_users(config)
+    for name, limit in (config["study"].get("limits") or {}).items():
+        if limit.get("high") is not None:
+            limits[name] = min(float(limit["high"]), limits.get(name, np.inf))
+    return limits
 
 
 def rivals_table(inside: pd.DataFrame) -> Table:
@@ -182,17 +196,24 @@ def refusals(table: pd.DataFrame) -> Iterator[str]:
             yield f"{count} of {len(table)} deployments: {reason}"
 
 
-def nearest(points: pd.DataFrame, limits: Mapping[str, float]) -> Iterator[str]:
-    """Yield what binds where no point is within the limits, and the nearest point."""
+def nearest(points: pd.DataFrame, limits: Mapping[str, float], *, typed: Mapping[str, float]) -> Iterator[str]:
+    """Yield what binds where no point is within the limits, and the nearest point. typed: the limits of `slo`."""
+    limits = {name: limit for name, limit in limits.items() if name in points}
+    if not limits:  # older tables have verdicts alone
+        return
     for name, limit in limits.items():
         least = points.iloc[points[name].argmin()]
         if least[name] > limit:
-            rule = f"no deployment has a {TIMES.get(name, name)} within {cell(limit, 's')}"
-            yield f"{rule}: the least is {cell(least[name], 's')}, by {least['split']}"
+            unit = "s" if name.endswith("_s") else ""
+            rule = f"no deployment has a {TIMES.get(name, name)} within {cell(limit, unit)}"
+            yield f"{rule}: the least is {cell(least[name], unit)}, by {least['split']}"
+    # by how much a point misses the limit that it misses most
     excess = np.max([points[name].to_numpy(float) / limit for name, limit in limits.items()], axis=0)
     near = {str(name): value for name, value in points.iloc[int(np.argmin(excess))].items()}
     binding = max(limits, key=lambda name: float(near[name] / limits[name]))
-    over = f"{100 * (float(excess.min()) - 1):.0f} % over slo.{binding}"
+    is_typed = typed.get(binding) == limits[binding]
+    path = f"slo.{binding}" if is_typed else f"study.limits.{binding}.high"
+    over = f"{100 * (float(excess.min()) - 1):.0f} % over {path}"
     yield f"nearest: {over}; {sentence(near)}"
 
 
@@ -200,7 +221,8 @@ def tighter_limits(inside: pd.DataFrame, best: Mapping[Any, Any]) -> Iterator[st
     """Yield which limit would change the split that is best: one that its interval misses, and a rival's holds."""
     rivals = inside[inside["split"] != best["split"]]
     for name, words in TIMES.items():
-        low, high = (name.replace("_s", f"_{end}_s") for end in ("low", "high"))
+        low, high = interval_columns(name)
+        # intervals that overlap would make it a matter of chance
         faster = rivals[rivals[high] < best[low]]
         if len(faster):
             rival = best_of(faster)
@@ -217,6 +239,7 @@ def apart_or_together(inside: pd.DataFrame) -> Iterator[str]:
     together, apart = map(best_of, sides)
     gain = 100 * (apart[RATE] / together[RATE] - 1)
     words = f"{abs(gain):.0f} % {'more' if gain > 0 else 'fewer'} tokens/s a GPU"
+    # the intervals overlap
     if apart[HIGH] >= together[LOW] and together[HIGH] >= apart[LOW]:
         words = "too close to call by tokens/s a GPU"
     yield f"prompts apart: {words} ({named(apart)}, against {named(together)})"
@@ -233,11 +256,12 @@ def transfer_lines(config: Mapping[str, Any], inside: pd.DataFrame) -> Iterator[
     if not len(moved) or served.deployment.transfer is None:
         return
     sent = moved.mean()
-    size = float(served.traffic.inputs.mean()) * pool.times.token_bytes * pool.gpus
-    share = sent / float((served.times(at.FIRST) - served.times(at.ARRIVAL)).mean())
+    # a prompt is on one rank, each of whose GPUs holds a part of a token's keys and values
+    size = float(served.traffic.inputs.mean()) * pool.times.token_bytes * pool.rank_gpus
+    share = sent / float(served.ttft_s.mean())
     way = "layer by layer during the prompt" if served.deployment.transfer.beside else "after the prompt"
-    rates = [served.deployment.transfer.bytes_per_s * part.gpus / 1e9 for part in served.deployment.pools]
-    links = f"{rates[0]:,.0f} GB/s an engine that sends, {rates[1]:,.0f} GB/s one that receives"
+    rates = [served.deployment.transfer.bytes_per_s * part.rank_gpus / 1e9 for part in served.deployment.pools]
+    links = f"{rates[0]:,.0f} GB/s a rank that sends, {rates[1]:,.0f} GB/s one that receives"
     moves = f"{size / 1e6:,.0f} MB of a prompt at {links}, {way}"
     when = f"arrive {cell(sent, 's')} after it, {100 * share:.1f} % of the time to the first token"
     yield f"keys and values of {best['split']}: {moves}, {when}"
@@ -245,6 +269,7 @@ def transfer_lines(config: Mapping[str, Any], inside: pd.DataFrame) -> Iterator[
 
 def design_of(config: Mapping[str, Any], row: Mapping[Any, Any]) -> Serving:
     """The deployment of a row of the table."""
+    # a row holds values of knobs by dotted path, all else is of the configuration
     tree = {name: config[name] for name in SECTIONS}
     for path, value in row.items():
         if str(path).partition(".")[0] in SECTIONS and "." in str(path):
@@ -262,7 +287,7 @@ def how_sure(config: Mapping[str, Any], best: Mapping[Any, Any]) -> Iterator[str
     """Yield how well the simulation knows the best point's times, and what that says of the limits."""
     share, limits, parts = 100 * float(config["slo"]["percentile"]), limits_of(config), []
     for words, name in (("first", "ttft_s"), ("later", "tpot_s")):
-        low, high = (float(best[name.replace("_s", f"_{end}_s")]) for end in ("low", "high"))
+        low, high = (float(best[column]) for column in interval_columns(name))
         times = f"{_end(low)} {'to ' + _end(high) if best['enough'] else 'or more'}"
         limit = limits.get(name)
         verdict = "" if limit is None else _AGAINST[verdict_of(low, high if best["enough"] else np.inf, limit)]
@@ -304,6 +329,7 @@ def overloaded(config: Mapping[str, Any], table: pd.DataFrame) -> Iterator[str]:
             if ServingBackend().refusal(design) is None:
                 ServingBackend().serve(design)
         except Overloaded as error:
+            # refused rows have no metrics: the knee is found again, by serving
             knees[split_of({**row, "gpus": deployment_of(design).gpus})] = error.knee
         except ConfigError:
             continue
@@ -316,7 +342,9 @@ def overloaded(config: Mapping[str, Any], table: pd.DataFrame) -> Iterator[str]:
 def settings_line(config: Mapping[str, Any], best: Mapping[Any, Any]) -> Iterator[str]:
     """Yield the settings of the software that make the best point."""
     design = design_of(config, best)
-    flags = " ".join(f"{flag} {get_path(_values(design), path)}" for path, flag in design.server.flags.items())
+    values = {path: get_path(_values(design), path) for path in design.server.flags}
+    values |= {path: values[path] * int(design.parallel.dp) for path in design.server.of_all_ranks}
+    flags = " ".join(f"{flag} {values[path]}" for path, flag in design.server.flags.items())
     if flags:
         yield f"{design.server.name}: {flags}"
 
@@ -326,13 +354,9 @@ def with_errors(config: Mapping[str, Any], summary: Mapping[str, Any], best: Map
     entry, decision = (summary.get("decisions") or {}).get(str(best["key"])), read_decision(summary, best["key"])
     if entry is None or decision is None or "ranges" not in entry:
         return
-    low, high = entry["ranges"][RATE]
-    times = (f"{words} {_end(ends[0])} to {_end(ends[1])}" for words, ends in _ranges(entry))
     basis = ", ".join(f"{kind} by {text}" for kind, text in decision.basis.items())
-    rate = f"{low:,.0f} to {high:,.0f} tokens/s a GPU, " if is_closed(best) else ""  # else what comes, whatever errors
-    lost = f"; it cannot keep up in {100 * (1 - entry['kept']):.0f} % of the draws" if entry["kept"] < 1 else ""
     rests = "; times by ".join(filter(None, [basis, entry.get("deployments")]))  # older runs have no such entry
-    yield f"with errors of predictions (90 %): {rate}{', '.join(times)}{lost} ({rests})"
+    yield f"with errors of predictions (90 %): {'; '.join(_with_drawn_errors(entry, best))} ({rests})"
     rival = f"; else mostly {decision.rival}" if decision.rival else ""
     inside = f"within the limits in {100 * entry['within']:.0f} % of {entry['draws']} draws, "
     yield f"{inside if limits_of(config) else ''}the best in {100 * decision.fastest:.0f} %{rival}"
@@ -349,8 +373,18 @@ def _end(seconds: float) -> str:
     return with_prefix(float(seconds), "second")
 
 
-def _ranges(entry: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[float]]]:
-    return ((words, entry["ranges"][name]) for name, words in TIMES.items())
+def _with_drawn_errors(entry: Mapping[str, Any], best: Mapping[Any, Any]) -> Iterator[str]:
+    """Yield the ranges of the best point's values over draws, and in how many of these it cannot keep up."""
+    ranges = entry["ranges"]
+    # the rate of open traffic is what comes, whatever the errors
+    rate = [f"{ranges[RATE][0]:,.0f} to {ranges[RATE][1]:,.0f} tokens/s a GPU"] if RATE in ranges else []
+    times = [
+        f"{words} {_end(ranges[name][0])} to {_end(ranges[name][1])}" for name, words in TIMES.items() if name in ranges
+    ]
+    if values := [*(rate if is_closed(best) else []), *times]:
+        yield ", ".join(values)
+    if entry["kept"] < 1:
+        yield f"it cannot keep up in {100 * (1 - entry['kept']):.0f} % of the draws"
 
 
 def overlap_lines(config: Mapping[str, Any], best: Mapping[Any, Any]) -> Iterator[str]:
@@ -367,22 +401,20 @@ def overlap_lines(config: Mapping[str, Any], best: Mapping[Any, Any]) -> Iterato
         except Overloaded:
             yield "overlap: without it, the engines cannot keep up"
             return
-    used = _used(choice, _octave(choice, runs[0]))
+    used = _used(choice, context_octave(choice, runs[0].traffic))
     flags = [flag for name, flag in design.server.overlaps.items() if name in used]
     settings = f"; {design.server.name}: {' '.join(flags)}" if flags else ""
-    rates, times = ([value(run) for run in runs] for value in (_tokens_per_s, _time_of_later))
-    gain = f"{100 * (rates[0] / rates[1] - 1):.1f} % tokens/s"
-    if runs[0].offered_per_s:  # which brings as many to both
-        gain = f"{100 * (times[1] / times[0] - 1):.1f} % time of a later token"
-    yield f"overlap gains {gain}{settings}"
+    yield f"overlap gains {_gain(*runs)}{settings}"
 
 
-def _tokens_per_s(served: ServingRun) -> float:
-    return served.rate(served.traffic.outputs)
-
-
-def _time_of_later(served: ServingRun) -> float:
-    return float(served.tpot_s.mean())
+def _gain(served: ServingRun, waited: ServingRun) -> str:
+    """Gain of a run over one without overlap: in tokens/s, or in time where traffic brings as many to both."""
+    if not served.offered_per_s:
+        rates = [run.rate(run.traffic.outputs) for run in (served, waited)]
+        return f"{100 * (rates[0] / rates[1] - 1):.1f} % tokens/s"
+    name = "tpot_s" if len(served.tpot_s) else "ttft_s"
+    times = [float(getattr(run, name).mean()) for run in (served, waited)]
+    return f"{100 * (times[1] / times[0] - 1):.1f} % {TIMES[name]}"
 
 
 def overlap_spans(config: Mapping[str, Any], best: Mapping[Any, Any]) -> Iterator[str]:
@@ -391,7 +423,7 @@ def overlap_spans(config: Mapping[str, Any], best: Mapping[Any, Any]) -> Iterato
     choice = deployment_of(design).pools[-1].times.overlap
     if choice is None or set(choice.names) <= {"waited", "apart"}:
         return
-    octave = _octave(choice, ServingBackend().serve(design))
+    octave = context_octave(choice, ServingBackend().serve(design).traffic)
     of_steps = {
         "steps with prompts, by tokens": _spans(choice.tokens, choice.prompts, choice.names),
         "steps without, by sequences": _spans(choice.sequences, choice.plain[:, octave], choice.names),
@@ -401,12 +433,6 @@ def overlap_spans(config: Mapping[str, Any], best: Mapping[Any, Any]) -> Iterato
     yield "; ".join(f"{name}: {OVERLAP_WORDS[name]}" for name in _used(choice, octave))
 
 
-def _octave(choice: OverlapChoice, served: ServingRun) -> int:
-    """Column of the contexts that sequences of a run have."""
-    context = float(np.median(served.traffic.inputs + served.traffic.outputs // 2))
-    return int(np.clip(np.log2(context), 0, choice.plain.shape[1] - 1))
-
-
 def _used(choice: OverlapChoice, octave: int) -> list[str]:
     """Overlaps that steps have at some size."""
     return [choice.names[place] for place in np.unique(np.append(choice.prompts, choice.plain[:, octave]))]
@@ -414,6 +440,7 @@ def _used(choice: OverlapChoice, octave: int) -> list[str]:
 
 def _spans(sizes: Any, chosen: Any, names: Sequence[str]) -> Iterator[str]:
     """Yield runs of whole sizes with the same choice: that of a knot holds up to the next one."""
+    # a choice holds from its knot to before the next one with another
     begins = np.flatnonzero(np.diff(chosen, prepend=-1))
     ends = [*(sizes[begins[1:]] - 1), sizes[-1]]
     for begin, end in zip(begins, ends, strict=True):

@@ -60,6 +60,7 @@ class PromptBlocks:
         """Build from the prefix that each prompt begins with, by number, and how many tokens of it."""
         counts = tokens // _UNIT
         longest = int(counts.max(initial=0))
+        # block p of group g is g x longest + p, which no other group has; then numbered without gaps
         numbers = np.repeat(groups * longest, counts) + _places(counts)
         return cls(_UNIT, np.unique(numbers, return_inverse=True)[1].astype(np.int64), counts)
 
@@ -111,6 +112,7 @@ class Traffic:
         if count >= self.size:
             return self
         tokens = np.concatenate([[0], np.cumsum(self.inputs + self.outputs)])
+        # a window over all runs of `count` requests: tokens by sums so far, time by its first and last arrival
         spans = self.arrivals[count - 1 :] - self.arrivals[: self.size - count + 1]
         rates = (tokens[count:] - tokens[:-count]) / np.maximum(spans, 1e-9)
         first = int(rates.argmax())
@@ -119,6 +121,7 @@ class Traffic:
         if len(blocks.counts):
             ends = np.concatenate([[0], np.cumsum(blocks.counts)])
             blocks = PromptBlocks(blocks.tokens, blocks.numbers[ends[first] : ends[first + count]], blocks.counts[part])
+        # the part begins at 0
         arrivals = self.arrivals[part] - self.arrivals[first]
         lengths = self.inputs[part], self.outputs[part], self.prefixes[part]
         return Traffic(arrivals, *lengths, self.concurrency, blocks)
@@ -128,6 +131,7 @@ class Traffic:
         rounds, chosen = -(-count // self.size), np.arange(count) % self.size
         blocks = self.blocks
         if len(blocks.counts):
+            # the last round may be cut
             counts = np.tile(blocks.counts, rounds)[:count]
             blocks = PromptBlocks(blocks.tokens, np.tile(blocks.numbers, rounds)[: int(counts.sum())], counts)
         lengths = self.inputs[chosen], self.outputs[chosen], self.prefixes[chosen]
@@ -210,8 +214,9 @@ class TrafficSpec(Frozen):
         kinds = self.mix or (Mix(input=self.input, output=self.output),)
         weights = np.array([kind.weight for kind in kinds])
         chosen = random.choice(len(kinds), count, p=weights / weights.sum())
+        # lengths of all kinds are drawn for each request: a seed gives the same lengths whatever is chosen
         inputs, outputs = (
-            np.choose(chosen, [getattr(kind, name).draw(random, count) for kind in kinds])
+            np.stack([getattr(kind, name).draw(random, count) for kind in kinds])[chosen, np.arange(count)]
             for name in ("input", "output")
         )
         prefixes = np.floor(self.prefix * inputs).astype(np.int64)
@@ -219,6 +224,7 @@ class TrafficSpec(Frozen):
         times = self._times(random, count)
         if self.prefixes:
             blocks = PromptBlocks.of_groups(random.integers(0, self.prefixes, count), prefixes)
+            # prefixes are there only while an engine keeps their blocks
             traffic = Traffic(times, inputs, outputs, 0 * prefixes, closed, blocks)
         else:
             traffic = Traffic(times, inputs, outputs, prefixes, closed)
@@ -227,10 +233,13 @@ class TrafficSpec(Frozen):
     def _times(self, random: np.random.Generator, count: int) -> Floats:
         if self.arrivals == "closed":
             return np.zeros(count)
+        # of the gaps between requests
         mean = 1.0 / self.rate_per_s
         if self.arrivals == "bursts":
+            # bursts are rarer by as many as come at once: the rate stays
             gaps = random.exponential(mean * self.burst, -(-count // self.burst))
             return np.repeat(np.cumsum(gaps), self.burst)[:count]
+        # the coefficient of variation of a gamma distribution is one over the root of its shape
         shape = 1.0 if self.arrivals == "poisson" else 1.0 / self.variation**2
         return np.asarray(np.cumsum(random.gamma(shape, mean / shape, count)))
 
@@ -262,6 +271,7 @@ def read_trace(path: Path, speed: float = 1.0) -> Traffic:
         state = path.stat()
     except OSError:  # which reading it tells
         return _read(path)
+    # times, size and inode stand for the content: a file that is written anew is read anew
     traffic = _read_once(path, (state.st_mtime_ns, state.st_size, state.st_ino))
     return traffic if speed == 1 else replace(traffic, arrivals=traffic.arrivals / speed)
 
@@ -270,7 +280,8 @@ def read_trace(path: Path, speed: float = 1.0) -> Traffic:
 def _read_once(path: Path, state: tuple[int, ...]) -> Traffic:
     """The requests of a trace, read once as long as the file stays as it is."""
     traffic = _read(path)
-    for array in (traffic.arrivals, traffic.inputs, traffic.outputs, traffic.prefixes):
+    shared = (traffic.arrivals, traffic.inputs, traffic.outputs, traffic.prefixes)
+    for array in (*shared, traffic.blocks.numbers, traffic.blocks.counts):
         array.setflags(write=False)  # all runs share them
     return traffic
 
@@ -293,7 +304,9 @@ def _read(path: Path) -> Traffic:
         np.array([getattr(row, name) for row in rows], np.int64) for name in ("input", "output", "cached")
     )
     arrivals = np.array([row.arrival for row in rows])
+    # a named prefix is cached as long as an engine keeps it, others always
     always = np.where([bool(row.prefix) for row in rows], 0, np.minimum(cached, inputs))
+    # public traces begin at any time
     return Traffic(arrivals - arrivals[0], inputs, outputs, always, blocks=_blocks(rows, cached - always))
 
 
@@ -301,6 +314,7 @@ def _blocks(rows: Sequence[_Row], tokens: Integers) -> PromptBlocks:
     """Blocks of the prompts of a trace: those that hashes name, or so many tokens of prefixes."""
     numbers: dict[Any, int] = {}
     if any(row.hashes for row in rows):
+        # the last block of a prompt may not be full, and is then none that others can have
         blocks = [
             [numbers.setdefault(name, len(numbers)) for name in row.hashes[: row.input // _HASHED]] for row in rows
         ]
@@ -344,6 +358,7 @@ _WAY = "name a CSV with arrival_s,input_tokens,output_tokens, or a trace of Azur
 
 def _stamp(text: str) -> float:
     """Seconds of a time stamp; digits beyond microseconds are dropped."""
+    # Azure's stamps have seven digits, microseconds six
     head, dot, digits = text.partition(".")
     return datetime.fromisoformat(f"{head}{dot}{digits.rstrip('Z')[:6]}").replace(tzinfo=UTC).timestamp()
 
@@ -357,6 +372,7 @@ def _mooncake(path: Path) -> Iterator[_Row]:
         try:
             tree: Mapping[str, Any] = parse_json(text, f"{path.name}, line {line}")
             tokens, hashes = (int(tree["input_length"]), int(tree["output_length"])), tuple(tree.get("hash_ids") or ())
+            # timestamps are in ms
             row = _Row(line, float(tree["timestamp"]) / 1000, *tokens, hashes=hashes)
             if not (row.is_possible and all(isinstance(name, int | str) for name in hashes)):
                 raise ValueError

@@ -11,8 +11,6 @@ from typing import Any
 import dse_serving.columns as at
 from simulators.compiled import inline_never
 
-NOBODY = -1
-
 
 @inline_never
 def delay_of_transfer(sending: Any, side: Any, begun: float, whole_s: float, now: float) -> float:
@@ -21,6 +19,7 @@ def delay_of_transfer(sending: Any, side: Any, begun: float, whole_s: float, now
     sending [1]: when the links are free; side [2]: share that is left when the prompt is whole, and ranks, whose links
     carry several at once. The links begin at `begun` or when they are free, and carry each byte once.
     """
+    # ranks have links of their own: several transfers at once
     free = max(sending[0] - now, begun - now) + whole_s / side[1]
     sending[0] = now + free
     # links that were busy, the transfer itself, and what could not begin before the prompt was whole
@@ -45,12 +44,13 @@ def transfer(state: Any, receiver: int, split: int, request: int, now: float) ->
         delay = max(delay, delay_of_transfer(state.sending[e : e + 1], side, begun, whole_s, now))
     moved = now + (delay + state.rates[0, at.MOVED_LATENCY])
     state.moments[request, at.MOVED] = moved
-    before, after = NOBODY, state.engine[receiver, at.SENDING]
+    # insertion into a short list: few transfers are under way to one engine
+    before, after = at.NOBODY, state.engine[receiver, at.SENDING]
     # sorted by arrival, so that `receive` looks at the first alone
-    while after != NOBODY and state.moments[after, at.MOVED] <= moved:
+    while after != at.NOBODY and state.moments[after, at.MOVED] <= moved:
         before, after = after, state.requests[after, at.NEXT]
     state.requests[request, at.NEXT] = after
-    if before == NOBODY:
+    if before == at.NOBODY:
         state.engine[receiver, at.SENDING] = request
     else:
         state.requests[before, at.NEXT] = request

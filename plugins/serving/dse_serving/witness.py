@@ -24,7 +24,7 @@ VARIABLE = "AICONFIGURATOR"
 _SCRIPT = Path(__file__).with_name("ask_aiconfigurator.py")
 _SIZES = ("tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
 _MODES = ("gemm_quant_mode", "moe_quant_mode")
-_MOST_S = 1800
+_MOST_S = 1800  # for all rows
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Testimony:
         """Errors of both on the rows that both predict."""
         if self.skipped is not None:
             return {"skipped": self.skipped}
+        # rows that one of both refuses would favour the other
         names = {point.row.name for point in self.points}
         same = [point for point in ours if point.row.name in names]
         known = {point.row.name for point in same}
@@ -49,6 +50,7 @@ class Testimony:
 def question(row: Row) -> dict[str, Any]:
     """Keywords of `cli_estimate` for a row."""
     cells, (inputs, outputs) = row.cells, row.lengths
+    # 0 and empty: left to its default
     sizes = {name: round(float(cells[name])) for name in _SIZES if float(cells.get(name) or 0) > 0}
     modes = {name: cells[name] for name in _MODES if cells.get(name)}
     named = {"model_path": cells["model_path"], "system_name": cells["system"], "backend_name": cells["backend"]}
@@ -72,5 +74,6 @@ def ask(rows: Sequence[Row]) -> Testimony:
         way = f"pip install aiconfigurator, or name an interpreter that has it by {VARIABLE}=<python>"
         return Testimony(skipped=f"{reason} ({way})")
     pairs = list(zip(rows, answers, strict=True))
+    # it answers in ms
     points = [Point(row, answer[0] / 1e3, answer[1] / 1e3) for row, answer in pairs if isinstance(answer, list)]
     return Testimony(tuple(points), Counter(answer for answer in answers if isinstance(answer, str)))

@@ -50,10 +50,12 @@ def test_tokens_and_pages_are_conserved(seed: int) -> None:
     deployment, traffic = random_case(seed)
     served = run(deployment, traffic, seed=seed, logged=100_000)
     log, engine = served.state.log[: served.steps], served.state.engine
-    total = np.repeat([pool.blocks for pool in deployment.pools], [pool.batches for pool in deployment.pools])
-    assert log[:, 8].sum() == traffic.outputs.sum() == served.state.requests[:, at.GENERATED].sum()
+    total = deployment.kv_pages
+    assert log[:, at.LOG_GENERATED].sum() == traffic.outputs.sum() == served.state.requests[:, at.GENERATED].sum()
     assert (engine[:, at.LEAST_FREE] >= 0).all() and np.array_equal(engine[:, at.FREE], total)
-    assert (log[:, 7] <= total[log[:, 0].astype(int)]).all() and (log[:, 5] <= 20 * 2).all()
+    assert (log[:, at.LOG_PAGES] <= total[log[:, at.LOG_ENGINE].astype(int)]).all() and (
+        log[:, at.LOG_RUNNING] <= 20 * 2
+    ).all()
     moments = served.state.moments
     assert (np.diff(moments[:, [at.ARRIVAL, at.READY, at.ADMITTED, at.FIRST, at.FINISH]], axis=1) >= 0).all()
 
@@ -127,8 +129,15 @@ def test_requests_under_way_are_rate_times_latency() -> None:
     prompts = np.random.default_rng(2).integers(1, 100, 5000)
     served = run(one_pool(step_times(), 2), poisson(5000, 60.0, prompts, output=50), logged=10**6)
     log = served.state.log[: served.steps]
-    counted = [log[log[:, 0] == engine] for engine in range(2)]
-    seen = sum(float(((rows[:, 5] + rows[:, 6]) * (rows[:, 2] - rows[:, 1])).sum()) for rows in counted)
+    counted = [log[log[:, at.LOG_ENGINE] == engine] for engine in range(2)]
+    seen = sum(
+        float(
+            (
+                (rows[:, at.LOG_RUNNING] + rows[:, at.LOG_WAITING]) * (rows[:, at.LOG_FINISH] - rows[:, at.LOG_START])
+            ).sum()
+        )
+        for rows in counted
+    )
     span = served.times(at.FINISH).max()
     latency = (served.times(at.FINISH) - served.times(at.ARRIVAL)).sum() / span
     assert seen / span == pytest.approx(latency, rel=0.03)
@@ -159,6 +168,24 @@ def test_a_prompt_stays_on_one_rank() -> None:
     assert most_of_a_rank(3, 310, 150, 1) == 310 and most_of_a_rank(0, 0, 0, 4) == 0
 
 
+@pytest.mark.parametrize("policy", ["mixed", "prefill_first"])
+def test_each_rank_has_the_tokens_of_a_step(policy: str) -> None:
+    """Steps of prompts on eight ranks of 100 tokens each, whose answers are one token."""
+
+    def steps(count: int, prompt: int, **changes: object) -> int:
+        scheduler = Scheduler.model_validate({"tokens": 100, "policy": policy, **changes})
+        deployment, traffic = (
+            Deployment((Pool(1, scheduler, step_times(), ranks=8),)),
+            closed_loop(count, prompt, 1, 99),
+        )
+        assert np.array_equal(run(deployment, traffic).state.moments, Cluster(deployment, traffic).run())
+        return run(deployment, traffic).steps
+
+    assert steps(8, 100) == 1 and steps(9, 100) == 2
+    assert steps(1, 250) == 3  # no other rank helps
+    assert steps(9, 50) == 1 and steps(9, 60, chunked=False) == 2  # two of 60 do not fit on a rank
+
+
 def test_prompts_wait_until_each_rank_has_one() -> None:
     traffic = replace(closed_loop(60, 20, 200, 12), outputs=np.random.default_rng(0).integers(100, 200, 60))
     never, long = (
@@ -171,11 +198,18 @@ def test_prompts_wait_until_each_rank_has_one() -> None:
 
 def test_drafts_that_are_all_accepted_come_together() -> None:
     plain, drafted = (
-        one_pool(step_times(linear=0.0), drafts=drafts, acceptance=1.0, draft_share=0.0) for drafts in (0, 3)
+        one_pool(step_times(linear=0.0, head=0.0), drafts=drafts, acceptance=1.0, draft_share=0.0) for drafts in (0, 3)
     )
     traffic = closed_loop(8, 10, 41, 8)
     ratio = np.mean(run(plain, traffic).tpot_s) / np.mean(run(drafted, traffic).tpot_s)
     assert ratio == pytest.approx(4, rel=0.01)
+
+
+def test_the_output_layer_checks_every_draft() -> None:
+    """Forty later tokens come by four in ten steps, each with an output layer of four tokens."""
+    times = step_times(base=0.0, linear=0.0, decode=0.0, prompt=0.0, head=1e-3)
+    drafted = Deployment((Pool(1, Scheduler(memory=1.0, drafts=3, acceptance=1.0, draft_share=0.0), times),))
+    assert run(drafted, closed_loop(1, 10, 41, 1)).tpot_s[0] == pytest.approx(10 * 4e-3 / 40)
 
 
 def test_requests_that_no_engine_holds_are_refused() -> None:
@@ -188,6 +222,7 @@ def test_requests_that_no_engine_holds_are_refused() -> None:
         run(one_pool(step_times(), tokens=32, chunked=False), closed_loop(2, 60, 10, 1))
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_the_compiled_loop_is_two_hundred_times_as_fast_as_simpy() -> None:
     deployment, traffic = one_pool(step_times(), sequences=100), closed_loop(300, 100, 200, 64)

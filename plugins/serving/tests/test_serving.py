@@ -26,7 +26,7 @@ from dse.results.run_folder import FinishedRun
 from dse.space import get_path
 from dse.values import content_key
 from dse_serving.backend import ServingBackend
-from dse_serving.design import Serving, deployment_of, kernels
+from dse_serving.design import Serving, deployment_of, kernels, step_of
 from dse_serving.disaggregated import runs_of
 from dse_serving.figures import within_limits
 from dse_serving.fitting import start
@@ -43,16 +43,17 @@ from dse_serving.measured import (
     settings,
     summary,
 )
-from dse_serving.overlaps import PartTimes, times_of
-from dse_serving.plan_file import words_of_plan
+from dse_serving.overlaps import PartTimes, knobs_of, lacks, times_of
+from dse_serving.plan_file import plan_tree, words_of_plan
 from dse_serving.results import percentile_interval
 from dse_serving.step_times import EngineKernels, StepTimes, step_parts
-from dse_serving.study import _spans
+from dse_serving.study import _spans, nearest, settings_line, transfer_lines
 from dse_serving.traffic import PromptBlocks, Traffic, TrafficSpec, read_trace
 from simulators.costs.sharing import Sharing
 from simulators.steps.backend import metrics_of
 
 SECTIONS = ("system", "model", "kernels", "run", "parallel", "server", "engines", "traffic", "slo")
+MOE = ("model=deepseek_v3_671b", "system=h200_8", "run.products=fp8", "run.weights=fp8")
 SMALL = ("study=serving", "model=llama3_8b", "traffic.requests=60", "traffic.output.tokens=64", "parallel.tp=1")
 
 
@@ -249,13 +250,12 @@ def test_products_of_a_step_are_slowed_by_the_law_of_schedules_while_data_moves(
 
 
 def test_speeds_of_products_and_graphs_change_steps_as_they_say() -> None:
-    plain, slow = (tabled(design(), 512, 64, kernels={"dense": {"few": few, "many": 1}}) for few in (1, 2))
+    plain, slow = (
+        tabled(design(), 512, 64, kernels={"dense": {"weight_bound": factor, "flop_bound": 1}}) for factor in (1, 2)
+    )
     assert slow.linear[1, 1] > 1.7 * plain.linear[1, 1]
     captured = tabled(design(), 512, 64, graphs=[64]).linear
     assert captured[1, 1] == captured[1, 64] == plain.linear[1, 64] and captured[0, 1] == plain.linear[0, 1]
-
-
-MOE = ("model=deepseek_v3_671b", "system=h200_8", "run.products=fp8", "run.weights=fp8")
 
 
 @pytest.mark.slow
@@ -288,6 +288,19 @@ def test_the_best_overlap_of_each_size_is_no_slower_than_any(words: Sequence[str
     assert (plain[0] - plain.min(axis=0) < 0.5 * plain[0]).all()  # two halves never take less than one resource needs
 
 
+@pytest.mark.parametrize(
+    ("system", "collectives", "most"),
+    [("h100_8", "in_switch", 100), ("l20_8", "library", 8), ("a100_8", "library", 24)],
+)
+def test_halves_are_summed_by_the_switch_or_by_the_library(system: str, collectives: str, most: int) -> None:
+    step = step_of(design("model=llama3_8b", "parallel.tp=8", f"system={system}"))
+    assert lacks(step, "halves") is None
+    for ctas in (4, 100):
+        parallel = knobs_of(step, "halves", ctas).parallel
+        # no more than the library's kernel has
+        assert (parallel.collectives, parallel.split_ctas) == (collectives, min(ctas, most))
+
+
 @given(st.lists(st.integers(0, 2), min_size=1))
 def test_ranges_of_sizes_follow_one_another(chosen: list[int]) -> None:
     sizes = np.cumsum(np.arange(1, len(chosen) + 1))
@@ -298,6 +311,17 @@ def test_ranges_of_sizes_follow_one_another(chosen: list[int]) -> None:
 
 def _of_both_kinds(times: StepTimes) -> tuple[Any, Any]:
     return times.linear[0], times.linear[1, 1:129, None] + times.decode[1, 1:]
+
+
+@pytest.mark.parametrize("server", ["vllm", "sglang", "tensorrt_llm"])
+def test_settings_are_those_of_each_rank_as_software_counts_them(server: str) -> None:
+    point = design(*MOE, "parallel.dp=8", "parallel.ep=8", f"server={server}")
+    row = {"parallel.dp": 8, "parallel.ep": 8}
+    config = request([*SMALL, *MOE, f"server={server}"]).tree
+    (line,) = settings_line({name: config[name] for name in SECTIONS}, row)
+    scheduler, ranks = point.server.scheduler, 8 if server == "sglang" else 1
+    assert f" {scheduler.tokens * ranks} " in line and f" {scheduler.sequences * ranks} " in line
+    assert plan_tree(point)["server"]["scheduler"]["tokens"] == scheduler.tokens
 
 
 @pytest.mark.slow
@@ -333,6 +357,13 @@ def test_experts_on_gpus_of_their_own_leave_room_and_keep_no_resource_too_busy()
         (["engines.replicas=9"], "engines.replicas = 9"),
         (["parallel.cp=2"], "parallel.cp = 2"),
         (["engines.overlap=halves"], "needs sums of parallel.tp > 1"),
+        (["engines.apart=true", "engines.prefill_tp=3"], "engines.prefill_tp = 3: does not divide the heads"),
+        (
+            ["parallel.tp=2", "engines.apart=true", "engines.prefill_tp=1", "engines.overlap=in_switch"],
+            "engines.overlap = 'in_switch': of engines of prompts .engines.prefill_tp = 1. needs sums .*another",
+        ),
+        ([*MOE, "parallel.tp=8", "parallel.ep=8", "engines.overlap=two_micro_batches"], "and parallel.dp > 1: else"),
+        (["server.scheduler.context=1000"], "server.scheduler.context = 1000: is less than the longest request"),
         (["engines.expert_gpus=4"], "this one has none"),
         ([*MOE, "engines.expert_gpus=3"], "does not divide the experts"),
         ([*MOE, "engines.expert_gpus=2"], "are too few: "),
@@ -377,6 +408,51 @@ def test_an_interval_of_a_percentile_covers_it_as_often_as_it_says() -> None:
     intervals = [percentile_interval(values, 0.9) for values in draws]
     covered = np.mean([low <= np.log(10) <= high for low, high in intervals])
     assert 0.92 < covered < 0.99
+
+
+def test_a_limit_that_is_missed_is_named_by_its_path() -> None:
+    rates = ("tokens_per_s_per_gpu", "tokens_per_s_per_user", "tokens_per_usd")
+    times = {"ttft_s": 0.1, "tpot_s": 0.02, "latency_s": 3.0}
+    traffic = {"traffic.arrivals": "closed", "traffic.concurrency": 4}
+    points = pd.DataFrame([{**times, **traffic, **dict.fromkeys(rates, 1.0), "split": "one", "verdict": "", "gpus": 1}])
+    *_, line = nearest(points, {"tpot_s": 0.015, "latency_s": 1.0}, typed={"tpot_s": 0.015})
+    assert "200 % over study.limits.latency_s.high" in line
+    *_, line = nearest(points, {"tpot_s": 0.015}, typed={"tpot_s": 0.015})
+    assert "33 % over slo.tpot_s" in line
+
+
+@pytest.mark.more
+def test_limits_of_users_count_without_those_of_the_study(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*SMALL, "tracking=none", "figures=none", "~space.parallel", "space.traffic.concurrency=choice(4)"]
+    assert main([*words, "slo.tpot_s=1e-6"]) in (0, 3)
+    shown = capsys.readouterr().out
+    assert "no deployment has a time of a later token within 1.00 µs" in shown and "nearest: " in shown
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("arrivals", ["closed", "poisson"])
+def test_answers_of_one_token_have_an_answer(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str], arrivals: str
+) -> None:
+    words = ["study=serving", "model=llama3_70b", "traffic.output.tokens=1", f"traffic.arrivals={arrivals}"]
+    words += ["tracking=none", "decide.samples=4", "~space.traffic", "space.parallel.tp=choice(4,8)"]
+    assert main([*words, "traffic.concurrency=4", "slo.tpot_s=0.01"]) == 0
+    shown = capsys.readouterr().out
+    assert "best: " in shown and "nan" not in shown
+    assert (FinishedRun.find(elsewhere / "outputs", "serving").outputs.read_table("results")["meets"] == 1).all()
+
+
+def test_bytes_of_a_prompt_are_those_of_one_rank() -> None:
+    """Of two ranks of one GPU, whose experts have GPUs of their own."""
+    words = ["model=gpt_oss_20b", "parallel.dp=2", "engines.apart=true", "engines.expert_gpus=4", "engines.replicas=1"]
+    words += ["traffic.concurrency=4", "traffic.input.kind=fixed", "engines.gpus=8"]
+    tree = request([*SMALL, *words]).tree
+    rows = pd.DataFrame(
+        [{"engines.apart": True, "tokens_per_s_per_gpu": 1.0, "split": "a", "traffic.arrivals": "closed"}]
+    )
+    (line,) = transfer_lines({name: tree[name] for name in SECTIONS}, rows)
+    size = 1024 * deployment_of(design(*words)).pools[0].times.token_bytes / 1e6
+    assert f": {size:,.0f} MB of a prompt at 50 GB/s a rank that sends, 50 GB/s one that receives" in line
 
 
 @pytest.mark.more
@@ -531,6 +607,8 @@ def test_engines_of_disaggregated_rows_are_those_of_the_lists() -> None:
     (run,) = runs_of(cells, 9 * 128)
     assert (run.prompts.workers, run.prompts.ranks, run.generating.workers, run.generating.ranks) == (1, 8, 9, 8)
     assert run.drafts == 0 and run.sequences == 512
+    row = Row({**cells_of(**cells), "mode": "disagg", "silicon_data_source": "silicon_concurrency=1152"}, 1.0, 0.01)
+    assert row.gpus == 80 and row.tokens_per_s_per_gpu(1.0, 0.01) == pytest.approx(1152 * 1024 / (1 + 10.23) / 80)
     assert sum(role.workers * role.gpus for role in (run.prompts, run.generating)) == 80
     assert {run.drafts for run in runs_of(cells, 144)} == {0, 3}  # of 16 requests an engine, with drafts and without
     assert not runs_of(cells, 145)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,13 +12,15 @@ import pandas as pd
 import pytest
 
 import dse_serving.columns as at
+from dse_serving.certainty import other_traffic, ranges_of
 from dse_serving.choice import best_of, close_rivals, judged, within
 from dse_serving.deployment import Deployment, Transfer
-from dse_serving.results import CLOSE, MEETS, MISSES, percentile_interval, verdict_of
+from dse_serving.results import CLOSE, MEETS, MISSES, metrics_of, percentile_interval, verdict_of
 from dse_serving.run import run
 from dse_serving.steadiness import QUESTIONS, SIZES, answers_moved, recommendation
 from dse_serving.steady import COARSE, FULL, Overloaded, knee_per_s, serve_steadily
-from dse_serving.traffic import TokenLengths, TrafficSpec
+from dse_serving.study import _with_drawn_errors
+from dse_serving.traffic import TokenLengths, Traffic, TrafficSpec
 from tests.serving_cases import one_pool, random_case, step_times
 
 
@@ -109,6 +113,67 @@ def test_the_burst_that_begins_a_closed_loop_counts_only_where_all_is_counted() 
         deployment, spec(concurrency=64, requests=640, counted="all", warm_up=0.0), percentile=0.99
     ).ttft_s
     assert first[:64].max() > 3 * np.quantile(steady.ttft_s, 0.99)
+
+
+def test_requests_of_one_token_have_no_time_of_a_later_one() -> None:
+    """As in vLLM's benchmark: mean, percentile and rate a user are of the others; every limit of theirs holds."""
+    deployment, outputs = one_pool(step_times(), sequences=64), np.where(np.arange(40) % 4, 1, 21)
+    traffic = Traffic(np.linspace(0.0, 3.9, 40), np.full(40, 20), outputs, np.zeros(40, np.int64))
+    served = run(deployment, traffic)
+    assert len(served.tpot_s) == 10 and served.tpot_s.min() > 0
+    metrics = metrics_of(served, 0.5, (None, 1e-9), None)
+    assert metrics["tpot_mean_s"] == served.tpot_s.mean() == 1 / metrics["tokens_per_s_per_user"]
+    assert metrics["tpot_p50_s"] > 0 and metrics["attained"] == 0.75
+    single = run(deployment, replace(traffic, outputs=np.ones(40, np.int64)))
+    assert len(single.tpot_s) == 0 and np.isnan(single.tpot_mean_s) and single.is_known(0.9)
+    empty = metrics_of(single, 0.9, (None, 1e-9), None)
+    assert np.isfinite(list(empty.values())).all() and (empty["tpot_s"], empty["meets"]) == (0.0, MEETS)
+
+
+def test_counts_are_of_the_steady_state() -> None:
+    """Prefixes miss and pages run short while the loop begins alone."""
+    deployment = one_pool(step_times(room=1.0 + 1e5 * 16 * 60), sequences=50, kept_free=0.0)
+    traffic = spec(concurrency=20, counted="all", requests=400, prefix=0.9, prefixes=2).draw()
+    served = run(deployment, traffic)
+    first, last = (
+        metrics_of(replace(served, counted=part), 0.9, (None, None), None) for part in (slice(20), slice(20, 400))
+    )
+    requests = served.state.requests
+    for metrics, part in ((first, requests[:20]), (last, requests[20:])):
+        assert metrics["preempted"] == part[:, at.PREEMPTIONS].mean()
+        assert metrics["prefix_hits"] == pytest.approx(part[:, at.HIT].sum() / part[:, at.INPUT].sum())
+    assert first["prefix_hits"] < 0.9 * last["prefix_hits"]
+
+
+def test_an_engine_is_as_busy_as_while_requests_that_count_come() -> None:
+    """Services of 1.2 ms come every 10 ms, then every 2 ms."""
+    arrivals = np.cumsum(np.repeat([0.01, 0.002], 100))
+    singles = np.ones(200, np.int64)
+    deployment = one_pool(step_times(head=0.0, prompt=0.0, linear=0.0, decode=0.0))
+    served = run(deployment, Traffic(arrivals, singles, singles, 0 * singles))
+    shares = [replace(served, counted=part).busy for part in (slice(100), slice(100, 200), slice(200))]
+    assert shares == pytest.approx([0.12, 0.6, 200 * 0.0012 / 1.2], rel=0.01)
+
+
+def test_more_traffic_is_more_of_one_request_as_well() -> None:
+    point = SimpleNamespace(traffic=spec(concurrency=1, output=TokenLengths(tokens=1, most=3)))
+    changes = dict(other_traffic(point))  # type: ignore[arg-type]
+    assert changes["requests under way"] == {"concurrency": 2}
+    assert changes["tokens of outputs"]["output"].tokens == 2
+    assert changes["tokens of outputs"]["output"].most == 5
+
+
+def test_draws_that_keep_up_alone_have_ranges() -> None:
+    assert ranges_of(np.zeros((0, 3))) == {}
+    assert set(ranges_of(np.array([[5.0, 0.1, np.nan], [6.0, 0.2, np.nan]]))) == {"tokens_per_s_per_gpu", "ttft_s"}
+    lost, row = {"ranges": {}, "kept": 0.0}, {"traffic.arrivals": "closed"}
+    assert list(_with_drawn_errors(lost, row)) == ["it cannot keep up in 100 % of the draws"]
+
+
+def test_a_deployment_whose_knee_is_not_known_is_refused_without_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dse_serving.steady.knee_per_s", lambda *_: 0.0)
+    with pytest.raises(Overloaded, match=r"keep up with: 0 requests/s .*\(use more GPUs\)"):
+        serve_steadily(one_pool(step_times()), spec(arrivals="poisson"), percentile=0.99)
 
 
 def test_a_draw_of_many_takes_fewer_requests_than_an_answer() -> None:

@@ -1,0 +1,122 @@
+"""Watts of the GPUs of a deployment, and joules of a token: what steps compute and move, at the rates that were served.
+
+An engine that generates r tokens a second for b sequences under way makes r / b steps of them, each after the mean
+context of a sequence, and computes a whole prompt for each answer that it finishes:
+
+    P = law(r / b x (step that generates) + r / output x (prompt))
+
+with the law of `simulators.costs.power` for operations, bytes and idling, and no more than the board's limit. Engines
+of prompts and engines that generate, where apart, each do their part (derived). This is the least: kernels that wait
+draw power as well, and drafts, padding and chunks of prompts count as nothing. Public runs of a mixture of 1.6 trillion
+weights on B200 draw up to some 2.6 times as much, by hand (docs/explanation/power.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.errors import ConfigError
+from dse.results.words import cell
+from dse.space import get_path
+from dse_serving.design import Serving, deployment_of, prompt_engines, step_of
+from dse_serving.step_times import step_run
+from simulators.costs.governor import power_rules
+from simulators.hardware.parts import Power
+from simulators.steps.design import StepDesign, product_format
+from simulators.steps.powered import DRAWS, drawn_w
+from simulators.steps.run.measures import measure
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ServedTraffic:
+    """What all engines of a deployment serve: tokens generated a second, sequences under way, mean tokens of a prompt
+    that are computed, and of an answer.
+    """
+
+    tokens_per_s: float
+    under_way: float
+    prompt: float
+    output: float
+
+
+@dataclass(frozen=True)
+class ServedPower:
+    """Least mean power [W] of a GPU of a deployment, and energy [J] of a generated token with its share of prompts."""
+
+    gpu_w: float
+    token_j: float
+
+
+def served_power(design: Serving, power: Power, traffic: ServedTraffic) -> ServedPower | None:
+    """Power of the GPUs of a deployment; None where the power model lacks a format of its steps, or experts have GPUs
+    of their own, whose steps this does not count.
+    """
+    step = step_of(design)
+    rules = power_rules(power, sorted({step.run.precision, product_format(step)}))
+    if design.engines.expert_gpus or any(np.any(rule.broken) for rule in rules):
+        return None
+    try:
+        pools = deployment_of(design).pools
+    except ConfigError:
+        return None
+    prompts, total = prompt_engines(design), 0.0
+    for pool in pools:
+        both = prompts is None
+        computes, generates = both or pool is pools[0], both or pool is not pools[0]
+        of_pool = step if generates else step_of(prompts or design)
+        rates = _rates(of_pool, traffic, pool.engines * pool.ranks, computes=computes, generates=generates)
+        watts = np.minimum(drawn_w(power, of_pool, rates, _clock(of_pool)), power.cap_w)
+        total += float(np.max(watts)) * pool.engines * pool.gpus
+    gpus = sum(pool.engines * pool.gpus for pool in pools)
+    return ServedPower(total / gpus, total / traffic.tokens_per_s)
+
+
+def _clock(step: StepDesign) -> float:
+    """Clock of engines under load: that of GEMMs, where it is known."""
+    loaded, asked = step.system.gpu.loaded, step.system.gpu.clock
+    return (1.0 if loaded is None else loaded.gemm_clock) * float(1.0 if asked is None else np.max(asked))
+
+
+def _rates(
+    step: StepDesign, traffic: ServedTraffic, replicas: int, *, computes: bool, generates: bool
+) -> dict[str, Floats]:
+    """What a GPU does a second, by the names of `DRAWS`. replicas: of attention, which share all sequences."""
+    rates = dict.fromkeys(DRAWS, np.zeros(()))
+    of_replica = traffic.tokens_per_s / replicas
+    batch = max(round(traffic.under_way / replicas), 1)
+    context = traffic.prompt + traffic.output / 2
+    parts: list[tuple[Any, float]] = []
+    if generates:
+        parts.append((step_run(step, "decode", batch, round(context)), of_replica / batch))
+    if computes:
+        parts.append((step_run(step, "prefill", 1, max(round(traffic.prompt), 1)), of_replica / traffic.output))
+    for iteration, per_s in parts:
+        counts = measure(iteration, np.inf)
+        rates = {name: rates[name] + np.asarray(counts[name], float) * per_s for name in DRAWS}
+    return rates
+
+
+def power_line(config: Mapping[str, Any], design: Serving, point: Mapping[Any, Any]) -> Iterator[str]:
+    """Yield a line on the least power of a point of a study; nothing where the GPU has no power model for its steps."""
+    tree = get_path(config, "system.gpu.power")
+    if not tree:
+        return
+    power, requests = Power.model_validate(tree), design.traffic.draw()
+    prompt = float(requests.inputs.mean()) * (1 - float(point["prefix_hits"]))
+    traffic = ServedTraffic(
+        float(point["tokens_per_s"]), float(point["in_system"]), prompt, float(requests.outputs.mean())
+    )
+    served = served_power(design, power, traffic)
+    if served is None:
+        return
+    text = (
+        f"at least {served.gpu_w:,.0f} W a GPU of {power.cap_w:,.0f} W, {cell(served.token_j, 'J')} a generated token"
+    )
+    yield f"power: {text} with its share of the prompt, at most {1e6 / served.token_j:,.0f} tokens/s a MW of GPUs"
