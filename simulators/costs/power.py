@@ -1,15 +1,27 @@
-"""Power by activity: idle, CUs that are busy, bytes over HBM and links; and the clock that it allows for long.
+"""Power of a board by what it does, and the clock that its limit allows.
 
-    P = P_idle + c (P_board - P_idle - e_hbm B_hbm) / C + e_hbm b_hbm + e_link b_link
+At a clock c, relative to the one that the GPU's rates are of, with F operations/s, n CUs that move data, and b bytes/s
+over HBM and links, of which kernels without products stream b_s:
 
-c of C CUs busy, b the bytes/s that go over HBM and links, B_hbm the rate of the HBM: with everything busy the board
-draws P_board. A CU that moves data is assumed to draw as much as one that multiplies (an upper bound). The constants
-(`gpu.power` of the system) are from memory, so the results are estimates.
+    P = P_idle + v(c)^2 (P_tree c + e_flop F + e_s b_s + P_cu n c) + e_hbm b_hbm + e_link b_link
+    v(c) = 1 + (V - 1) max(0, c - c_knee) / (1 - c_knee)
 
-Kernels are measured one by one or in short bursts, at clocks that the board's power does not allow for seconds. There
-the mean power is at most the board's: with shares x and y of the time in which kernels compute and collectives run, i
-of the power when idle and p while only collectives run, and power of computing as the third power of the clock c
-(voltage follows the clock; derived),
+The energy of an operation goes with the square of the voltage v, which is flat up to a knee and rises with the clock
+above it. Constants are those of `gpu.power` with their sources; of A100 they were fitted on a public table of four
+boards (docs/explanation/power.md).
+
+A governor sees power through a window, a first-order filter of time constant t (`gpu.power.window_s`). Of work that
+repeats every T and computes for B of it in one go, at P_B, and draws P_0 in the rest, it sees at most
+
+    P_0 + (P_B - P_0) (1 - exp(-B / t)) / (1 - exp(-T / t))
+
+which is the mean where t is long. While it holds the limit its clock swings below the one that it holds on average, by
+the share `gpu.power.dip` (measured).
+
+Steps still take one clock for all of their kernels (`gpu.loaded`). Kernels are measured one by one or in short bursts,
+at clocks that the board's power does not allow for seconds. There the mean power is at most the board's: with shares x
+and y of the time in which kernels compute and collectives run, i of the power when idle and p while only collectives
+run, and power of computing as the third power of the clock c (voltage follows the clock; derived),
 
     i + x (1 - i) (c / gemm_clock)^3 + y (p - i) = 1,        c <= 1
 
@@ -19,12 +31,17 @@ beside.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from simulators.costs.gemm import GemmCost, GemmShape
 from simulators.costs.transfer import TransferMode, rate, routes
-from simulators.hardware.machine import System
-from simulators.hardware.parts import LoadedClock
+from simulators.hardware.machine import System, peak_format
+from simulators.hardware.parts import ELEMENT_BYTES, LoadedClock, Power
+
+Floats = NDArray[np.float64]
 
 
 def collective_w(system: System, by: TransferMode) -> float:
@@ -32,18 +49,76 @@ def collective_w(system: System, by: TransferMode) -> float:
 
     Raises ValueError for a system without `gpu.power`.
     """
-    power, gpu = system.gpu.power, system.gpu
+    power = system.gpu.power
     if power is None:
         raise ValueError("the system has no gpu.power")
     peer_routes = routes(system.node, by.pattern)
     # on a ring, those of the neighbours; of all peers elsewhere
     active = [route for route in peer_routes if route.step == peer_routes[0].step]
     moved = sum(float(rate(system, route, active, by=by).bytes_per_s) for route in active)
-    # what is left of the board's power with all busy, by CU
-    of_a_cu = (power.board_w - power.idle_w - power.hbm_j_per_byte * gpu.hbm_bytes_per_s) / gpu.num_cus
-    busy = float(np.asarray(by.cus)) if by.engine == "cu" else 0.0
+    busy = np.asarray(by.cus, float) if by.engine == "cu" else 0.0
     # read at one end, written at the other
-    return power.idle_w + busy * of_a_cu + 2 * moved * power.hbm_j_per_byte + moved * power.link_j_per_byte
+    return float(board_w(power, 1.0, Activity(0.0, 2 * moved, moved, busy), "bf16"))
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What one GPU does each second, on average: FLOP/s, bytes/s over HBM and links, CUs that move data.
+
+    stream_bytes_per_s: of the HBM's, what kernels without products stream.
+    """
+
+    flop_per_s: ArrayLike
+    hbm_bytes_per_s: ArrayLike
+    link_bytes_per_s: ArrayLike
+    copy_cus: ArrayLike
+    stream_bytes_per_s: ArrayLike = 0.0
+
+
+def board_w(power: Power, clock: ArrayLike, activity: Activity, precision: str) -> Floats:
+    """Power [W] of a board at a clock relative to that of the GPU's rates. precision: of the operations.
+
+    Raises ValueError for operations of a format of which `gpu.power.flop_j` has no energy.
+    """
+    relative, flop = np.asarray(clock, float), np.asarray(activity.flop_per_s, float)
+    energy = next((joules for name, joules in power.flop_j.items() if name == peak_format(precision)), None)
+    if energy is None and flop.any():
+        raise ValueError(f"gpu.power.flop_j has no energy of an operation at {precision}")
+    at_low_voltage = relative * (power.tree_w + power.cu_w * np.asarray(activity.copy_cus, float))
+    at_low_voltage = at_low_voltage + (0.0 if energy is None else energy) * flop
+    at_low_voltage = at_low_voltage + power.stream_j_per_byte * np.asarray(activity.stream_bytes_per_s, float)
+    moved_w = power.hbm_j_per_byte * np.asarray(activity.hbm_bytes_per_s, float)
+    moved_w = moved_w + power.link_j_per_byte * np.asarray(activity.link_bytes_per_s, float)
+    return np.asarray(power.idle_w + voltage(power, relative) ** 2 * at_low_voltage + moved_w)
+
+
+def gemm_activity(shape: GemmShape, cost: GemmCost, precision: str) -> Activity:
+    """What a GPU does each second while it repeats a GEMM alone: whole tiles are multiplied, whatever is padded."""
+    seconds, element_bytes = np.asarray(cost.seconds, float), ELEMENT_BYTES[precision]
+    return Activity(cost.kernel.tile_flop(shape) / seconds, shape.least_bytes(element_bytes) / seconds, 0.0, 0.0)
+
+
+def seen_w(power: Power, mean_w: ArrayLike, rest_w: ArrayLike, *, busy_s: ArrayLike, period_s: ArrayLike) -> Floats:
+    """Highest power [W] that a governor sees of work that repeats, of whose period it computes for `busy_s` in one go.
+
+    mean_w: over a period. rest_w: while nothing is computed.
+    """
+    mean, period = np.asarray(mean_w, float), np.asarray(period_s, float)
+    if power.window_s is None:
+        return mean
+    window, busy = np.maximum(np.asarray(power.window_s, float), 1e-12), np.minimum(np.asarray(busy_s, float), period)
+    computes = (busy > 0) & (busy < period)
+    busy = np.where(computes, busy, period)
+    above = (mean - np.asarray(rest_w, float)) * period / busy  # of the phase that computes, over the rest
+    filtered = np.expm1(-busy / window) / np.expm1(-period / window)
+    return np.where(computes, np.maximum(rest_w + above * filtered, mean), mean)
+
+
+def voltage(power: Power, clock: ArrayLike) -> Floats:
+    """Voltage at a relative clock, over the lowest one."""
+    knee = np.asarray(power.knee, float)
+    above = np.maximum(np.asarray(clock, float) - knee, 0.0)
+    return np.asarray(1.0 + (power.voltage - 1.0) * above / np.where(knee < 1, 1 - knee, 1.0))
 
 
 def sustained_clock(loaded: LoadedClock, computing: ArrayLike, exchanging: ArrayLike) -> NDArray[np.float64]:

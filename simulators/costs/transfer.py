@@ -67,6 +67,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dse.values import put
+from simulators.costs.sharing import beside_engines
 from simulators.hardware.machine import Gpu, System
 from simulators.hardware.network import CollectiveKind, Node, Pattern, Protocols, Route, SwitchRate, TunedRates, links
 
@@ -355,6 +357,17 @@ def late_start_s(gpu: Gpu, gemm_s: ArrayLike, *, by: Mover) -> Floats:
     return np.asarray(share * gemm_s)
 
 
+def fork_s(gpu: Gpu) -> Floats:
+    """Time [s] that passes from where streams part until a kernel that moves data starts on its own."""
+    return np.asarray(0.0 if gpu.contention.fork_s is None else gpu.contention.fork_s, float)
+
+
+def launched_first(system: System) -> System:
+    """A system on which kernels that move data were launched before the GEMM beside which they run."""
+    first = system.gpu.contention.late_start_first
+    return system if first is None else put(system, "gpu.contention.late_start", first)
+
+
 def slowed_beside_gemm(system: System, active: Sequence[Route], *, by: TransferMode, withheld: ArrayLike = 0) -> Floats:
     """Factor (0, 1] on the rate of transfers while a GEMM runs. withheld: CUs that it does not get.
 
@@ -371,16 +384,6 @@ def slowed_beside_gemm(system: System, active: Sequence[Route], *, by: TransferM
     return np.minimum(_cu_fill(system, active, slow) / _cu_fill(system, active, by), 1.0)  # 1 + 1 ulp is none
 
 
-def beside_engines(gpu: Gpu, *, withheld: ArrayLike) -> Floats:
-    """Factor (0, 1] on the rates of a GEMM and of transfers by DMA engines beside one another, both alike.
-
-    What `dma_beside_gemm` adds to 1 is of a GEMM on all CUs: requests in flight, and with them the queues at caches and
-    HBM, are as many as the CUs that it runs on (assumed).
-    """
-    share = 1 - np.asarray(withheld, float) / gpu.num_cus
-    return np.asarray(1 / (1 + (np.asarray(gpu.contention.dma_beside_gemm, float) - 1) * share))
-
-
 def _cu_fill(system: System, active: Sequence[Route], by: TransferMode) -> Floats:
     used = {name for other in active for name in other.loads}  # each link once, however many routes share it
     capacity = links(system.node)
@@ -392,7 +395,8 @@ def kernel_share(system: System, by: TransferMode, bytes_per_s: ArrayLike) -> Fl
     copy = system.gpu.cu_copy
     factor = _all_to_all_factor(system, by.pattern)
     carried = np.asarray(bytes_per_s) * copy.link_efficiency
-    return link_utilisation(np.asarray(by.cus) * copy.bytes_per_s_per_cu * factor / carried)
+    clock = 1.0 if system.gpu.clock is None else system.gpu.clock  # a CU moves as much less at a lower one
+    return link_utilisation(np.asarray(by.cus) * copy.bytes_per_s_per_cu * clock * factor / carried)
 
 
 def protocol_seconds(

@@ -67,6 +67,18 @@ class ScheduledDevice(Device):
 
     needs: ClassVar[tuple[str, ...]] = (*Device.needs, *SCHEDULE_NEEDS)
     reads: ClassVar[tuple[str, ...]] = (
-        *(*Device.reads, "gpu.persistent", "gpu.power", "gpu.llc", "gpu.tracker", "node.hop_latency_s"),
+        *(*Device.reads, "gpu.persistent", "gpu.llc", "gpu.tracker", "node.hop_latency_s"),
     )
     only_for: ClassVar[Mapping[str, Mapping[str, tuple[str, ...]]]] = {}
+
+
+class PoweredDevice(Device):
+    """The same with the board's power."""
+
+    reads: ClassVar[tuple[str, ...]] = (*Device.reads, "gpu.power")
+
+
+class PoweredScheduledDevice(ScheduledDevice):
+    """A machine of iterations whose collectives have schedules, with the board's power."""
+
+    reads: ClassVar[tuple[str, ...]] = (*ScheduledDevice.reads, "gpu.power")

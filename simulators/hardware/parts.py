@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Self, TypeV
 from pydantic import BaseModel, Field, model_validator
 
 from dse.values import Frozen, Source, knob, leaves
-from dse.values.units import Bytes, BytesPerSecond, Fraction, Integer, Number, Seconds
+from dse.values.units import Bytes, BytesPerSecond, Fraction, Hertz, Integer, Number, Seconds, Watts
 
 Precision = Literal["fp32", "fp16_storage", "mixed", "fp16", "bf16", "fp8", "mxfp8", "nvfp4", "mxfp4"]
 MeasuredFormat = Literal["fp32", "fp16_storage", "mixed", "fp16", "bf16", "fp8", "mxfp8", "nvfp4", "mxfp4", "fp8_block"]
@@ -136,25 +136,49 @@ class Contention(Frozen):
 
     gemm_beside_cus: of a GEMM while kernels move data. late_start: time by which kernels that move data start late
     beside a GEMM, over the time of the GEMM alone; late_start_first: where they were launched before it (null: the
-    same). cu_copy_beside_gemm: of a CU's byte of a transfer, while a GEMM runs. dma_beside_gemm: of both a transfer by
-    DMA engines and the GEMM beside it. These are the only calibrated constants of contention
-    (docs/explanation/contention.md).
+    same). fork_s: time by which such kernels start late on a stream of their own, whatever the GEMM's length, and a
+    GEMM launched after them as long again. wave_slack: work by which a GEMM's waves must be deeper than its workgroups,
+    as a share, where CUs are freed while it runs. Either is 0 where it is not known (null). cu_copy_beside_gemm: of a
+    CU's byte of a transfer, while a GEMM runs. dma_beside_gemm: of both a transfer by DMA engines and the GEMM beside
+    it. These are the only calibrated constants of contention (docs/explanation/contention.md).
     """
 
     gemm_beside_cus: Slowdown
     late_start: Annotated[Number, Field(ge=0, le=4)]
     late_start_first: Annotated[Number, Field(ge=0, le=4)] | None = None
+    fork_s: Seconds | None = None
+    wave_slack: Annotated[Number, Field(ge=0, le=1)] | None = None
     cu_copy_beside_gemm: Slowdown
     dma_beside_gemm: Slowdown
 
 
 class Power(Frozen):
-    """Activity model of `simulators/costs/power.py`: board power at full load, idle power [W], energy of a byte [J]."""
+    """Power of a board by what it does (equation in `simulators.costs.power`).
 
-    board_w: Annotated[Number, Field(gt=0)]
-    idle_w: Annotated[Number, Field(gt=0)]
-    hbm_j_per_byte: Annotated[Number, Field(ge=0)]
-    link_j_per_byte: Annotated[Number, Field(ge=0)]
+    clock_hz: of the CUs where `gpu.clock` is 1, that of the GPU's rates. board_w: the board's limit. cap_w: the limit
+    that is set, at most the board's. idle_w: when nothing runs. tree_w: of the clock tree while something does. cu_w:
+    of a CU that moves data. flop_j, hbm_j_per_byte, link_j_per_byte: energy of an operation by the format of its
+    inputs, and of a byte over the HBM and the links; stream_j_per_byte: of a byte that kernels without products stream,
+    in the CUs and caches. tree_w, cu_w, flop_j and stream_j_per_byte are those at the lowest voltage, which
+    holds up to the share `knee` of clock_hz; voltage: that at clock_hz over the lowest. window_s: time constant of the
+    power that the governor sees (null: long). dip: share by which its clock swings below the one that it holds on
+    average at the limit (null: not known).
+    """
+
+    clock_hz: Hertz
+    board_w: Watts
+    cap_w: Watts
+    idle_w: Watts
+    tree_w: Annotated[Number, Field(ge=0, le=1e5)] = 0.0
+    cu_w: Annotated[Number, Field(ge=0, le=1e3)] = 0.0
+    flop_j: Mapping[PeakFormat, Annotated[Number, Field(ge=0, le=1e-9)]] = Field(default_factory=dict)
+    hbm_j_per_byte: Annotated[Number, Field(ge=0, le=1e-6)]
+    link_j_per_byte: Annotated[Number, Field(ge=0, le=1e-6)]
+    stream_j_per_byte: Annotated[Number, Field(ge=0, le=1e-6)] = 0.0
+    knee: Annotated[Number, Field(gt=0, le=1)] = 1.0
+    voltage: Annotated[Number, Field(ge=1, le=2)] = 1.0
+    window_s: Seconds | None = None
+    dip: Annotated[Fraction, Field(lt=1)] | None = None
 
 
 class Cache(Grown):

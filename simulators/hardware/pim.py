@@ -12,7 +12,7 @@ second bank, the copy lies in it, and each row of both is opened once; otherwise
 each filling of the registers, and then the row of the source again (derived).
 
 Op and store: the interface brings a word, and a unit adds it to the stored word. This occupies the column
-`update_columns` times as long as a write (2 in T3, arXiv:2401.16677), or longer if the units are slower.
+`update_columns` times as long as a write (T3, arXiv:2401.16677, has 2 by recollection), or longer if units are slower.
 
 Channels are busy meanwhile; `simulators/costs/pim_bursts.py` models the loss of the GPU.
 

@@ -14,13 +14,14 @@ above the median and likewise below it; z is shared in part by all operators of 
 The same names have the same z in every design, so that shared errors cancel in ratios. What no row was measured of has
 the interval of the nearest group that has rows; a kind without any has a wide one, and is called a guess.
 
-A group of rows says nothing of what all of its rows share: one release, one model, one number of GPUs. Each such trait
-has a component of its own (`Between`): how far rows of a name of it are from what the other names give. It is added
-where a design has a name that no row has,
+A group of rows says nothing of names that none of them has: another release, model, or number of GPUs. Each such trait
+has a spread of its own (`Between`): how far rows of a new name are from the centre of the others, by a model of random
+effects (`dse_calibration.residual_between`). Where a design has a name that no row has, each side of the interval is
 
-    high - median = sqrt((high - median of the group)^2 + sum of the squares of the components),      low likewise
+    max(that of the group, those of the spreads of its new names)
 
-and all operators of a kind share it.
+since rows of several names show in a group what is between these, and a new name of one trait has its own of others.
+What is added all operators of a kind share.
 """
 
 from __future__ import annotations
@@ -112,15 +113,16 @@ class ResidualGroup:
         return np.asarray(self.median + side * z / _Z)
 
     def widened(self, components: Sequence[Between]) -> ResidualGroup:
-        """The group for a design with traits that no row has: wider by their components, which operators share."""
+        """The group for traits that no row has: as wide as their spreads; operators share what is added."""
         if not components:
             return self
-        below, above = self.median - self.low, self.high - self.median
-        low, high = (math.hypot(*(getattr(part, end) for part in components)) for end in ("low", "high"))
-        within, between = below**2 + above**2, low**2 + high**2
-        common = (self.common * within + between) / (within + between) if within + between > 0 else self.common
+        own = self.median - self.low, self.high - self.median
+        reached = max(part.low for part in components), max(part.high for part in components)
+        below, above = map(max, own, reached)
+        before, after = own[0] ** 2 + own[1] ** 2, below**2 + above**2
+        common = 1 - (1 - self.common) * before / after if after > 0 else self.common
         names = tuple(part.trait for part in sorted(components, key=lambda part: -part.low - part.high))
-        low, high = self.median - math.hypot(below, low), self.median + math.hypot(above, high)
+        low, high = self.median - below, self.median + above
         return replace(self, low=low, high=high, common=common, unmeasured=names)
 
     def interval(self, predicted: Any) -> tuple[Any, Any]:
@@ -130,7 +132,7 @@ class ResidualGroup:
 
 @dataclass(frozen=True)
 class Between:
-    """How far rows of one name of a trait are from what the other names give.
+    """How far rows of a new name of a trait are from the centre of those of the other names, their own spread included.
 
     key: of the rows, "" for all keys of the kind. names: those that rows have. low, high: distances, as logarithms,
     that 90 % of the rows of another name are within.

@@ -31,7 +31,7 @@ class ScheduleSystem(View):
     needs: ClassVar[tuple[str, ...]] = (*SCHEDULE_NEEDS, "cost_weights", "cost_reference")
     presumes: ClassVar[Mapping[str, Any]] = {"costs": {}, "costs.gemm": "fitted", "costs.collective": "library"}
     reads: ClassVar[tuple[str, ...]] = (
-        *("gpu.num_cus", "gpu.num_links", "gpu.persistent", "gpu.power", "gpu.loaded", "gpu.llc", "gpu.pim"),
+        *("gpu.num_cus", "gpu.num_links", "gpu.persistent", "gpu.loaded", "gpu.llc", "gpu.pim"),
         *("gpu.tracker", "gpu.shader_engines", "gpu.peak_flop_per_s", "gpu.efficiency"),
         *("gpu.fitted_on", "gpu.peak_cus", "gpu.stream_efficiency", "gpu.clock"),
         *("node.num_gpus", "node.hop_latency_s", "node.library", "node.in_switch", "fabric"),
@@ -41,6 +41,12 @@ class ScheduleSystem(View):
         "gemm": dict.fromkeys(("fitted", "own"), _OF_FITTED),
         "collective": {"library": ("node.library",)},
     }
+
+
+class PoweredSystem(ScheduleSystem):
+    """The same with the board's power, whose limit gives the clock under load: `gpu.loaded` has no part in it."""
+
+    reads: ClassVar[tuple[str, ...]] = (*(path for path in ScheduleSystem.reads if path != "gpu.loaded"), "gpu.power")
 
 
 class WholeNode(System):

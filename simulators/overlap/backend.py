@@ -15,6 +15,7 @@ from dse.errors import Problem
 from dse.space.blocks import Grid, Rule, grids, problems, reasons, results_by_batch, split
 from dse.values import Memo, has_axis, put
 from simulators.hardware.network import link_rules
+from simulators.hardware.schedule_system import ScheduleSystem
 from simulators.overlap.design import (
     Bound,
     DesignReader,
@@ -29,7 +30,7 @@ from simulators.overlap.simulation import OverlapSimulation, attributed, draw_sc
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.timeline import ForeignEngine, Timeline
 
-_VERSION = "17"  # of the physics and the metrics; raise it with every change that alters a result
+_VERSION = "18"  # of the physics and the metrics; raise it with every change that alters a result
 
 
 class OverlapBackend(Backend):
@@ -41,6 +42,7 @@ class OverlapBackend(Backend):
     """
 
     metrics = METRICS
+    machines: type[ScheduleSystem] = ScheduleSystem
     relations = RELATIONS
     bounds = BOUNDS
     laws = LAWS
@@ -49,7 +51,7 @@ class OverlapBackend(Backend):
         self._simulation = OverlapSimulation(
             [name for name in (engine, fallback) if name], gpus=gpus, imbalance=imbalance
         )
-        self._reader = DesignReader()
+        self._reader = DesignReader(self.machines)
         self._bounds = ScheduleBounds(self._simulation.lower)
         self.batch = self._simulation.engines[0][1].batch  # of the first engine, which runs most designs
         self.version = "+".join([_VERSION, *self._simulation.versions])

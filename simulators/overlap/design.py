@@ -179,9 +179,13 @@ _MOST_PARTS = 512  # parts that are cached: a system takes 25 kB
 
 
 class DesignReader:
-    """Reader of trees: what describes the same part gives the same object, validated once."""
+    """Reader of trees: what describes the same part gives the same object, validated once.
 
-    def __init__(self) -> None:
+    system: what is read of a machine.
+    """
+
+    def __init__(self, system: type[ScheduleSystem] = ScheduleSystem) -> None:
+        self._system = system
         self._parts: dict[tuple[str, str], BaseModel] = {}
         self._parts_of_trees = Memo[BaseModel](_MOST_PARTS)
         self._sharded_workloads = Memo[Any](_MOST_SEEN)
@@ -204,7 +208,7 @@ class DesignReader:
     def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
         """Return one scenario per shape, or per written-out workload, of the list."""
         check = Problems()
-        self._part(check, ScheduleSystem, tree, "system")
+        self._part(check, self._system, tree, "system")
         self._part(check, schedule_type(tree), tree, "schedule")
         workloads = workloads_of(check, tree["workload"])
         check.done()
@@ -216,7 +220,7 @@ class DesignReader:
         check = Problems()
         tree = {**tree, "workload": self._with_shards(tree)}
         kinds: dict[str, type[BaseModel]] = {
-            "system": ScheduleSystem,
+            "system": self._system,
             "workload": Workload,
             "schedule": schedule_type(tree),
         }
@@ -254,7 +258,7 @@ class DesignReader:
         if path.rpartition(".")[2] in LABELS:
             return None
         if section != "schedule":  # values that are there are knobs, if the backend reads them
-            unread = section == "system" and not reads(ScheduleSystem, name, tree["system"])
+            unread = section == "system" and not reads(self._system, name, tree["system"])
             return None if unread or get_path(tree, path) is None else {}
         kind = schedule_type(tree)
         if name not in kind.model_fields or kind.model_fields[name].annotation is type(None):  # a family fixes it

@@ -11,13 +11,13 @@ from dse.results.answer import fastest_in_words
 from dse.results.decisions import Decision, gain_text
 from dse.results.words import AS_FAST, cell, gain_in_words
 from dse.space import get_path
-from simulators.steps.backend import StepBackend
 from simulators.steps.judge.ideal import ideal_seconds
 from simulators.steps.overlap.sites import SERIAL, read_schedule
-from simulators.steps.plan.layouts import Layout, LayoutQuestion, LayoutSection, usual
+from simulators.steps.plan.layouts import LayoutQuestion, LayoutSection, usual
 from studies.plan.fitting import may_not_fit
 from studies.plan.flips import Uncertain
 from studies.plan.plan_file import all_leaves, over_step, step_of_run
+from studies.plan.power import power_line
 from studies.plan.stacks import defaults_of, measured_line, named, software_line, tool_facts, ways
 from studies.plan.step_plan import MEMORY, TIME, StepPlan, evaluated, has_software, rates_of_a_gpu
 from studies.plan.stored_weights import stored_line
@@ -39,6 +39,7 @@ def plan_lines(plan: StepPlan, *, again: str = "") -> Iterator[Table | str]:
     if plan.before is not plan.serial:
         yield from _nothing_overlapped(plan)
     yield from filter(None, [software_line(plan.config), measured_line(plan.point_tree(plan.best))])
+    yield from filter(None, [power_line(plan)])
     yield stored_line(plan.design(plan.best), plan.best)
     if plan.choices:
         yield _choices_table(plan)
@@ -217,7 +218,7 @@ class _ChoiceFlips:
 
     def __init__(self, plan: StepPlan) -> None:
         stated = get_path(plan.config, "study.uncertainty") or {}
-        self._plan, self._uncertain = plan, Uncertain(plan.design(plan.best), stated)
+        self._plan, self._uncertain = plan, Uncertain(plan.as_run(plan.best), stated)
         self.is_stated = bool(self._uncertain.nominal)
 
     def row(self, text: str, rival: Any) -> list[str]:
@@ -228,7 +229,7 @@ class _ChoiceFlips:
             return [f"{text}, a tie" if 1 - _TIE < ratio <= 1 else shown]
         if ratio > 1:  # a simpler setting is preferred
             return [shown, "within the error"]
-        flips = self._uncertain.flips(self._plan.design(rival))
+        flips = self._uncertain.flips(self._plan.as_run(rival))
         more = f" (+{len(flips) - 1})" if len(flips) > 1 else ""
         return [shown, f"{flips[0]}{more}" if flips else "no"]
 
@@ -238,18 +239,14 @@ def _other_layouts(plan: StepPlan) -> Iterator[str]:
     if not plan.chooses_layouts:
         return
     tree = plan.base_tree()
-    spreading = LayoutQuestion.of(tree, LayoutSection.model_validate(plan.config["layouts"]), StepBackend().steps)
+    spreading = LayoutQuestion.of(tree, LayoutSection.model_validate(plan.config["layouts"]), plan.backend.steps)
     layout = usual(spreading)
     if layout is not None:
-        seconds = _seconds(spreading, layout)
+        design = plan.backend.as_run(spreading.steps.make(layout.tree(spreading.tree)))
+        seconds = float(spreading.steps.step(design)[0].seconds)
         longer = seconds / float(plan.best[TIME])
         text = f"{layout.name}, {cell(seconds, 's')} a step, {longer:.2f} times the plan"
         yield f"usual (Takeaways 1 and 2 of arXiv:2104.04473) with serial sites: {text}"
-
-
-def _seconds(spreading: LayoutQuestion, layout: Layout) -> float:
-    step, _ = spreading.steps.step(spreading.steps.make(layout.tree(spreading.tree)))
-    return float(step.seconds)
 
 
 def ways_today(plan: StepPlan) -> list[str]:

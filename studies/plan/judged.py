@@ -18,7 +18,6 @@ from dse.results.answer import fastest_in_words
 from dse.results.decisions import Decision, Drawing, gain_text, interval
 from dse.results.words import AS_FAST, cell, gain_in_words
 from dse.space import get_path
-from simulators.steps.backend import StepBackend
 from simulators.steps.overlap.sites import SERIAL, SITES
 from simulators.steps.plan.drawn_errors import StepInterval
 from simulators.steps.plan.given_plan import AS_GIVEN, AS_SERIAL, BY_DEFAULT, WITHOUT, GivenPlan, choices_at
@@ -28,7 +27,7 @@ from simulators.steps.run.build import iteration
 from simulators.steps.run.iteration import Iteration
 from studies.plan.plan_file import put_in
 from studies.plan.stacks import software_line, tool_facts
-from studies.plan.step_plan import MEMORY, TIME, rates_of_a_gpu
+from studies.plan.step_plan import MEMORY, TIME, backend_of, rates_of_a_gpu
 from studies.plan.texts import seconds_text
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ class PlanJudgement:
     @cached_property
     def trees(self) -> Mapping[str, Mapping[str, Any]]:
         """Variant -> the tree of its design."""
-        trees = StepBackend().scenarios(composed_design(self.config))
+        trees = backend_of(self.config).scenarios(composed_design(self.config))
         return {
             variant: tree
             # names of models may hold the mark, too
@@ -92,7 +91,8 @@ class PlanJudgement:
 
     def step(self, variant: str) -> Iteration:
         """The iteration of a variant."""
-        return iteration(StepBackend().design(self.trees[variant]))
+        backend = backend_of(self.config)
+        return iteration(backend.as_run(backend.design(self.trees[variant])))
 
     def choice(self, name: str) -> str:
         """Values that the plan has of a choice."""
@@ -138,7 +138,7 @@ def decide_given(judged: Sequence[PlanJudgement], planned: Plan) -> dict[str, An
     settings, decided = planned.settings, dict[str, Any]()
     assert isinstance(planned.backend, Drawing)
     for plan in (plan for plan in judged if plan.fits):
-        designs = {variant: StepBackend().design(plan.trees[variant]) for variant in plan.rows}
+        designs = {variant: backend_of(plan.config).design(plan.trees[variant]) for variant in plan.rows}
         drawn, basis = planned.backend.draw(list(designs.values()), samples=settings.decide.samples, seed=settings.seed)
         times = dict(zip(designs, drawn, strict=True))
         others = [variant for variant in times if variant not in (AS_GIVEN, AS_SERIAL)]

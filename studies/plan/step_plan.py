@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dse import plugins
+from dse.backend import Batch
 from dse.space import get_path, set_path
-from simulators.steps.backend import StepBackend, metrics_of
+from simulators.steps.backend import StepBackend
 from simulators.steps.design import StepDesign
 from simulators.steps.operators.experts import TokenExchange
 from simulators.steps.overlap.implementations import implementation
@@ -286,7 +288,11 @@ class StepPlan:
 
     def step(self, row: Any) -> Iteration:
         """The iteration of a point."""
-        return iteration(self.design(row))
+        return iteration(self.as_run(row))
+
+    def as_run(self, row: Any) -> StepDesign:
+        """The design of a point at the clock that it holds."""
+        return self.backend.as_run(self.design(row))
 
     def base_tree(self) -> dict[str, Any]:
         """The design tree of the run, before anything is chosen."""
@@ -298,7 +304,12 @@ class StepPlan:
 
     def design(self, row: Any) -> StepDesign:
         """The design of a point."""
-        return StepBackend().design(self.point_tree(row))
+        return self.backend.design(self.point_tree(row))
+
+    @property
+    def backend(self) -> StepBackend:
+        """The simulator of the run."""
+        return backend_of(self.config)
 
     def point_tree(self, row: Any) -> dict[str, Any]:
         """The design tree of a point, of which the table has every value that differs."""
@@ -341,6 +352,13 @@ class StepPlan:
         return {path: value for path, value in self.chosen(choice).items() if get_path(self.config, path) != value}
 
 
+def backend_of(config: Mapping[str, Any]) -> StepBackend:
+    """The simulator of a run."""
+    backend = plugins.load("backend", str(get_path(config, "simulator.backend") or "step"))()
+    assert isinstance(backend, StepBackend)
+    return backend
+
+
 def alone_rows(plan: StepPlan) -> Iterator[tuple[str, float]]:
     """Yield the name and the gain alone of each choice with which something is done."""
     for choice in plan.choices:
@@ -357,12 +375,15 @@ def evaluated(plan: StepPlan, point: Any, values: Mapping[str, Any]) -> Any:
             row[path] = value
     # draws of times are kept by key, and this is another point
     row["key"] = f"{point['key']} with {dict(values)}"
-    design = plan.design(row)
-    if StepBackend().problems(design):
+    backend, design = plan.backend, plan.design(row)
+    if backend.problems(design):
         return None
-    for name, value in metrics_of(design).items():
+    (results,) = backend.evaluate([Batch(design)])
+    if not results.ok[0]:
+        return None
+    for name, column in results.metrics.items():
         if name in row:
-            row[name] = float(value)
+            row[name] = float(column[0])
     return row
 
 

@@ -94,6 +94,12 @@ class GemmKernel:
     rows: Floats
     cols: Floats
 
+    def tile_flop(self, shape: GemmShape) -> Floats:
+        """FLOP of whole tiles, of which some may lie outside of C; of one row or column (GEMV) those of the shape."""
+        m, n, k, batch = shape.sizes
+        padded = np.ceil(m / self.rows) * self.rows * np.ceil(n / self.cols) * self.cols
+        return np.asarray(2 * batch * k * np.where(np.minimum(m, n) > 1, padded, m * n))
+
 
 @dataclass(frozen=True)
 class GemmCost:

@@ -17,7 +17,9 @@ from simulators.steps.operators.quantised_weights import WeightQuantiser
 from simulators.steps.operators.work import ModelBlock, Platform
 from simulators.steps.overlap.expert_exchanges import OverlappedExchanges
 from simulators.steps.overlap.gradient_contention import ContendedPlatform
+from simulators.steps.overlap.implementations import kernel_of_experts
 from simulators.steps.overlap.sites import SiteSchedules, TensorGroup
+from simulators.steps.overlap.token_splits import LibrarySums
 from simulators.steps.run.blocks import model_blocks
 from simulators.steps.run.iteration import Gradients, Iteration
 from simulators.steps.run.passes import MicroBatch
@@ -68,6 +70,7 @@ def _at_clock(design: StepDesign, clock: ArrayLike, errors: Any = None) -> Itera
         weight_copies=_weight_copies(design),
         scheduled=schedules_of(design),
         beside=_beside(design, platform),
+        library_sums=_library_sums(design),
     )
     gradients = Gradients(
         passes,
@@ -75,7 +78,8 @@ def _at_clock(design: StepDesign, clock: ArrayLike, errors: Any = None) -> Itera
         tied=tied_weights(design),
         shard_copies=(0.0, 0.0) if shards is None else (shards.forward, shards.backward),
     )
-    return Iteration(gradients, design.model.hidden, **host, experts=kernels.experts or ExpertKernels())
+    experts = kernels.experts or ExpertKernels()
+    return Iteration(gradients, design.model.hidden, **host, experts=experts, clock=clock)
 
 
 def _platform(design: StepDesign, precision: str, clock: ArrayLike) -> Platform:
@@ -93,8 +97,24 @@ def _beside(design: StepDesign, platform: Platform) -> OverlappedExchanges | Non
     gpu, library, how = design.system.gpu, platform.groups["ep"].experts, design.parallel.exchanges
     if how == "waited":
         return None
-    of_copies: ArrayLike = 0 if gpu.cu_copy is None else gpu.cu_copy.num_cus
-    return OverlappedExchanges(how, platform, gpu.contention, of_copies if library is None else library.num_sms)
+    sms: ArrayLike = 0 if gpu.cu_copy is None else gpu.cu_copy.num_cus
+    sms = sms if library is None else library.num_sms
+    if how != "one_kernel":
+        return OverlappedExchanges(how, platform, gpu.contention, sms)
+    software = kernel_of_experts(gpu.name, product_format(design), design.run.mode)
+    if software is None or software.experts is None:  # a broken rule says so
+        return None
+    kernel = software.experts
+    sms = sms if kernel.num_sms is None else kernel.num_sms
+    return OverlappedExchanges(how, platform, gpu.contention, sms, kernel.tile_rows)
+
+
+def _library_sums(design: StepDesign) -> LibrarySums | None:
+    """All-reduces of halves of tokens by the library; None where prompts are whole, or the switch adds."""
+    gpu, ctas = design.system.gpu, design.parallel.split_ctas
+    if not ctas or design.parallel.collectives == "in_switch" or gpu.cu_copy is None:
+        return None
+    return LibrarySums(ctas, gpu.cu_copy, 1.0 if gpu.contention is None else gpu.contention.cu_copy_beside_gemm)
 
 
 def schedules_of(design: StepDesign) -> SiteSchedules | None:

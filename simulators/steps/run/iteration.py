@@ -63,7 +63,8 @@ from simulators.workloads.experts import ExpertKernels
 Floats = NDArray[np.float64]
 _BY_PASS = ("dualpipe", "v_min")  # schedules whose turns depend on each kind of pass
 _FP32 = 4  # bytes
-_TRAINED = ("trained_params", "trained_experts")
+TRAINED = ("trained_params", "trained_experts")
+"""Weights of a block that have gradients, and those of experts among them."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Gradients:
         sizes = block.trained_params, block.trained_experts
         sizes_held = (self.passes.parallel.held_stages * np.asarray(size) for size in sizes)
         # reduced layer by layer, as `SplitLayers` says
-        seconds = np.zeros(()) if self.passes.parallel.zero > 1 else self._reduction(*sizes_held).seconds
+        seconds = np.zeros(()) if self.passes.parallel.zero > 1 else self.reduction(*sizes_held).seconds
         return Bucket(block, count, seconds, ready)
 
     @property
@@ -124,7 +125,7 @@ class Gradients:
         )
         return cost
 
-    def _split_exchange(self, size: float, params: Any, of_experts: Any, pattern: Pattern) -> CollectiveCost:
+    def split_exchange(self, size: float, params: Any, of_experts: Any, pattern: Pattern) -> CollectiveCost:
         """Cost of a collective of weights over dp, and of experts' over the GPUs that have the same.
 
         size: bytes of an element. Of states that fewer GPUs split, each group sums its own, and groups then add theirs.
@@ -150,17 +151,17 @@ class Gradients:
     @property
     def own_params(self) -> Floats:
         """Weights whose optimizer's state is this GPU's: its share of them where zero splits it."""
-        params, of_experts = (self.passes.of_blocks(name) for name in _TRAINED)
+        params, of_experts = (self.passes.of_blocks(name) for name in TRAINED)
         if not self.passes.parallel.zero:  # each GPU updates all of its weights
             return self.passes.parallel.held_stages * params
         knobs = self.passes.parallel
         return np.asarray((params - of_experts) / knobs.state_gpus + of_experts / knobs.expert_state_gpus, float)
 
-    def _reduction(self, params: ArrayLike, of_experts: ArrayLike) -> CollectiveCost:
+    def reduction(self, params: ArrayLike, of_experts: ArrayLike) -> CollectiveCost:
         """Cost of a reduction of the gradients of so many weights, of which some are experts'."""
         # with split states, each GPU needs its share of the sums only
         pattern: Pattern = "all_reduce" if self.passes.parallel.zero == 0 else "reduce_scatter"
-        return self._split_exchange(self.gradient_bytes, params, of_experts, pattern)
+        return self.split_exchange(self.gradient_bytes, params, of_experts, pattern)
 
     @cached_property
     def slowdowns(self) -> Slowdowns:
@@ -169,7 +170,7 @@ class Gradients:
         alone = self.passes.parallel.zero > 1 or np.all(np.asarray(self.passes.parallel.replicas) == 1)
         if self.contended is None or not self.passes.is_training or alone:
             return Slowdowns()
-        cost = self._reduction(*(self.passes.of_blocks(name) for name in _TRAINED))
+        cost = self.reduction(*(self.passes.of_blocks(name) for name in TRAINED))
         reduction, passes = GradientReduction(cost.wire_bytes, cost.hbm_bytes, cost.seconds), dict[str, Floats]()
         for block in self.passes.blocks:
             parts = [part for part in self.passes.parts if part.block is block and not part.forward]
@@ -199,8 +200,8 @@ class Gradients:
         count = self.passes.counts[block.name]
         forward, backward = (self.passes.once(block, forward=forward) for forward in (True, False))
         params = block.params, block.expert_params
-        gather = self._split_exchange(self.passes.run.element_bytes, *params, "all_gather").seconds
-        reduced = self._reduction(block.trained_params, block.trained_experts).seconds
+        gather = self.split_exchange(self.passes.run.element_bytes, *params, "all_gather").seconds
+        reduced = self.reduction(block.trained_params, block.trained_experts).seconds
         layers = SplitLayers(count, forward, backward, gather, reduced)
         out, into = (self._copied_s(block, passes) for passes in self.shard_copies)
         interference = self.passes.platform.sharing.interference
@@ -251,8 +252,8 @@ class Gradients:
         """The weights that each GPU has updated, to all of dp, where the optimizer's state is split."""
         if not self.passes.is_training or self.passes.parallel.zero not in (1, 2):
             return np.zeros(())
-        params, of_experts = (self.passes.parallel.held_stages * self.passes.of_blocks(name) for name in _TRAINED)
-        return self._split_exchange(self.passes.run.element_bytes, params, of_experts, "all_gather").seconds
+        params, of_experts = (self.passes.parallel.held_stages * self.passes.of_blocks(name) for name in TRAINED)
+        return self.split_exchange(self.passes.run.element_bytes, params, of_experts, "all_gather").seconds
 
     @cached_property
     def tied_s(self) -> Floats:
@@ -269,6 +270,7 @@ class Iteration:
     width: of the activations that go from stage to stage. host_s: time in which the GPU waits for its host.
     host_launch_s, host_batch_s: time of the host for the launch of one kernel, and for a micro-batch before its passes.
     host_link_bytes_per_s: rate of the link to the host, in one direction. experts: how it launches layers with experts.
+    clock: of the GPU under load.
     """
 
     gradients: Gradients
@@ -278,6 +280,7 @@ class Iteration:
     host_batch_s: ArrayLike = 0.0
     host_link_bytes_per_s: ArrayLike = np.inf
     experts: ExpertKernels = field(default_factory=ExpertKernels)
+    clock: ArrayLike = 1.0
 
     @property
     def passes(self) -> MicroBatch:

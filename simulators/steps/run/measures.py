@@ -17,17 +17,20 @@ from simulators.steps.operators.work import (
     Op,
     Product,
     StageOperator,
+    is_linear,
     num_kernels,
     quotient,
 )
 from simulators.steps.run.iteration import Iteration
 from simulators.steps.run.passes import ENDS
+from simulators.steps.run.traffic import wire_bytes
 from simulators.steps.spread.pipelines import in_flight
 from simulators.steps.spread.sharded_states import gathered_weights, largest_block, state_splits
 
 Floats = NDArray[np.float64]
 
 _SERIALIZED = ("tp", "ep", "cp", "etp")  # messages of pp are counted apart, gradients of dp overlap the backward pass
+_CORE = ("attention", "softmax")  # of products, too, where one kernel computes attention
 _GEMMS = ("linear", "fc", "attention")  # kinds of operators with products
 SHARES = (*KINDS, "communication", "bubble", "quantisation", "host", "drafts")
 _MEANT = {
@@ -66,7 +69,11 @@ METRICS: Mapping[str, Metric] = {
     "memory_bound_share": Metric("fraction", "of compute time in operators below the balance of the GPU", high=1.0),
     "flop": Metric("FLOP", "of one GPU in an iteration"),
     "model_flop": Metric("FLOP", "the same, without what is computed again and the optimizer's update"),
+    "loaded_clock": Metric("fraction", "clock under load over gpu.clock, where gpu.loaded gives one", high=1.0 + 1e-9),
+    "linear_flop": Metric("FLOP", "of products that run at run.products"),
     "hbm_bytes": Metric("B", "traffic with HBM of one GPU's operators"),
+    "stream_bytes": Metric("B", "the part of it that element-wise kernels and updates stream"),
+    "wire_bytes": Metric("B", "that one GPU sends in collectives"),
     "num_kernels": Metric("", "operators of one GPU in an iteration, each kernel of a stream counted"),
     "memory_bytes": Metric("B", "weights, gradients, optimizer's state and activations on one GPU"),
     "state_bytes": Metric("B", "weights, their copies, gradients and the optimizer's state"),
@@ -206,9 +213,16 @@ def _work(iteration: Iteration, compute: list[StageOperator], busy: Any) -> dict
     launched = passes.of_blocks("updated_tensors") * passes.optimizer.kernels_per_tensor if passes.is_training else 0.0
     copies = passes.copies
     moved = m * _sum(part.times * part.spent.bytes for part in compute) + update.bytes
+    multiply = (part for part in compute if isinstance(part.op.work, Product) or part.op.kind in _CORE)
+    streamed = moved - m * _sum(part.times * part.spent.bytes for part in multiply)
+    linear = (part for part in compute if is_linear(part.op)) if passes.platform.linear is not None else ()
     return {
         "flop": m * _flop(compute) + update.flop,
         "model_flop": m * _flop(part for part in compute if part.op.phase != "recompute"),
+        "linear_flop": m * _flop(linear),
+        "stream_bytes": streamed,
+        "wire_bytes": wire_bytes(iteration),
+        "loaded_clock": iteration.clock,
         "hbm_bytes": moved + m * copies.hbm_bytes[0] + copies.hbm_bytes[1],
         "num_kernels": m * (kernels + copies.kernels[0]) + launched + copies.kernels[1],
         "memory_bound_share": np.minimum(1.0, (m * low + update.seconds) / busy),  # rounding

@@ -32,7 +32,7 @@ from simulators.steps.operators.work import (
 )
 from simulators.steps.overlap.expert_exchanges import LayersBeside, OverlappedExchanges
 from simulators.steps.overlap.sites import SitePlace, SiteSchedules, places
-from simulators.steps.overlap.token_splits import beside_sums, hidden_s
+from simulators.steps.overlap.token_splits import LibrarySums, beside_sums, hidden_s
 from simulators.steps.run.stages import BalancedStages, balanced_stages, stage_share
 from simulators.steps.spread.pipelines import overlaps
 from simulators.workloads.model import Optimizer, Parallel, Run
@@ -48,7 +48,8 @@ class MicroBatch:
     """Passes of one micro-batch of a model, on the GPU of its busiest stage. Times [s] are arrays over designs.
 
     weight_copies: None where products read the weights themselves. scheduled: the schedules of its sites; None where
-    all are serial. beside: exchanges of experts beside other work; None where all waits for them.
+    all are serial. beside: exchanges of experts beside other work; None where all waits for them. library_sums: of
+    halves of tokens; None where the switch adds, or prompts are whole.
     """
 
     blocks: tuple[ModelBlock, ...]
@@ -59,6 +60,7 @@ class MicroBatch:
     weight_copies: WeightQuantiser | None = None
     scheduled: SiteSchedules | None = None
     beside: OverlappedExchanges | None = None
+    library_sums: LibrarySums | None = None
 
     @property
     def is_training(self) -> bool:
@@ -108,8 +110,12 @@ class MicroBatch:
             for at in self.site_places():
                 for place, cost in self.scheduled.costs(ops, costs, self.platform, at).items():
                     costs[place] = cost  # schedules replace the GEMM and the collective of a site
-        if not halves:
-            return costs
+        return self._of_halves(ops, costs, halves) if halves else costs
+
+    def _of_halves(self, ops: Sequence[Op], costs: list[OperatorCost], halves: Sequence[int]) -> list[OperatorCost]:
+        """Costs of operators of which those at the places `halves` run beside the sums of the other half."""
+        for place in (place for place in halves if isinstance(ops[place].work, Exchange)):
+            costs[place] = costs[place] if self.library_sums is None else self.library_sums.cost(costs[place])
         # kernels that overlap a sum run on the CUs that its CTAs leave
         few = operator_costs(ops, self.platform.with_held(self.parallel.split_ctas))
         computing = [place for place in halves if not isinstance(ops[place].work, Exchange)]

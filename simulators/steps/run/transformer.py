@@ -149,11 +149,12 @@ def _merge(sizes: Sizes) -> Iterator[Op]:
 
 
 def _halves(sizes: Sizes) -> Iterator[Op]:
-    """Operators of a layer, forward, of two halves of the tokens in turns; norms are computed by the sums."""
+    """Operators of a layer, forward, of two halves of the tokens in turns; sums in the switch compute the norms."""
+    apart = sizes.parallel.collectives != "in_switch"  # the library's kernel adds alone
     for part in (_attention, _feed_forward):
         for half in HALVES:
             for op in part(replace(sizes, half=half)):
-                if op.kind != "norm":  # the kernel of the sum computes it
+                if apart or op.kind != "norm":
                     yield replace(op, name=f"{op.name} {half}", half=half)
 
 

@@ -1,0 +1,222 @@
+"""Power of boards against public tables: watts, the limit's clock, the clock of least energy, and times beside.
+
+`python -m benchmarks.power --data DIR [--json]` reads the tables of A100 below `DIR/power`. Rows that
+`gpu.power` was fitted on (`conf/data/power`) are counted, and left out. Without tables it tests the law alone:
+`monotone_breaks` counts drawn designs that are faster, or draw more, under a lower limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+import dse
+from dse_calibration.board_power import (
+    PRECISION,
+    BoardPower,
+    Loop,
+    activity,
+    lowest_mhz,
+    payload_bytes,
+    read,
+    read_throttle,
+)
+from simulators.costs.gemm import GemmShape, gemm_cost, gemms_of
+from simulators.costs.power import board_w, gemm_activity
+from simulators.hardware.machine import tree_of
+from simulators.hardware.parts import Power
+from simulators.hardware.schedule_system import ScheduleSystem
+from validation.overlaps import judged_clocks
+
+Floats = NDArray[np.float64]
+BY_CLOCK, THROTTLE, KNEE = "a100_gemm_allreduce_by_clock.csv", "a100_throttle.csv", "a100_voltage_knee.csv"
+H200 = "h200_gemm_power.csv"
+_PRECISIONS = {"bfloat16": "bf16", "fp8_block": "fp8"}
+_SHORT_S = 20e-6
+_GPUS, _PAYLOAD_MIB = 4.0, 64.0  # of the all-reduces of these tables
+_REFERENCE_MHZ = 1200  # the highest clock of which the tables have the times alone
+_CAPS_W = (150.0, 200.0, 250.0, 300.0, 350.0, 400.0)
+_WORKS = {"gemm_alone": ["m", "n", "k"], "comm_alone": ["ctas"], "serial": None, "concurrent": None}
+"""Work of the columns of a table -> the columns by which it differs beside the clock; None: by all."""
+
+
+def power_of(system: str) -> Power:
+    """Power model of a shipped system."""
+    return Power.model_validate(tree_of(system)["gpu"]["power"])
+
+
+def unseen(table: pd.DataFrame) -> pd.DataFrame:
+    """Rows whose watts are not among those that were fitted."""
+    fitted = read().watts
+    return table[~table["w"].round(2).isin(fitted.round(2))].reset_index(drop=True)
+
+
+def by_clock(folder: Path) -> pd.DataFrame:
+    """Watts of a board alone, one after the other, and at once: rows with work, clock, shape, channels, ms and w."""
+    table = pd.read_csv(folder / BY_CLOCK, comment="#")
+    parts = []
+    for work, alike in _WORKS.items():
+        rows = table if alike is None else table.drop_duplicates(["clock_asked_mhz", *alike])
+        rows = rows[rows["concurrent_throttled"] == 0] if work == "concurrent" else rows
+        both = work in ("serial", "concurrent")
+        parts.append(
+            pd.DataFrame(
+                {
+                    "work": work,
+                    "clock_mhz": rows["clock_asked_mhz"],
+                    **{side: rows[side] if both or work == "gemm_alone" else 0 for side in "mnk"},
+                    "channels": rows["ctas"] * (work != "gemm_alone"),
+                    "moving": np.minimum(rows["comm_alone_ms"] / rows[f"{work}_ms"], 1.0),
+                    "ms": rows[f"{work}_ms"],
+                    "w": rows[f"{work}_node_w"] / _GPUS,
+                }
+            )
+        )
+    return pd.concat(parts, ignore_index=True)
+
+
+def boards(rows: pd.DataFrame) -> BoardPower:
+    """Rows as the fit takes them."""
+    moves = rows["channels"].to_numpy() > 0
+    received = np.where(moves, payload_bytes(np.array(_PAYLOAD_MIB), np.array(_GPUS)), 0.0)
+    shapes = {side: rows[side].to_numpy(float) for side in "mnk"}
+    channels = (rows["channels"] * rows["moving"]).to_numpy(float)
+    done = activity(shapes, received, channels, 1e-3 * rows["ms"].to_numpy(float))
+    return BoardPower(1e6 * rows["clock_mhz"].to_numpy(float), done, rows["w"].to_numpy(float))
+
+
+def watts(folder: Path) -> Iterator[tuple[str, float]]:
+    """Median error of watts by work, and over all rows that were not fitted."""
+    rows = unseen(by_clock(folder))
+    table = boards(rows)
+    error = np.abs(table.predicted(power_of("a100_8")) / table.watts - 1)
+    yield "power_rows", float(len(rows))
+    yield "power_median", float(np.median(error))
+    yield "power_p90", float(np.quantile(error, 0.9))
+    for work, part in pd.Series(error).groupby(rows["work"]):
+        yield f"power_median_{work}", float(part.median())
+
+
+def throttled(folder: Path) -> Iterator[tuple[str, float]]:
+    """Whether the limit binds, and at which clock, of a GEMM beside an all-reduce; times follow from other clocks.
+
+    The times at a clock are those at 1,200 MHz times 1,200 MHz over the clock, as if nothing were bound by links. Rows
+    that the governor's constants were fitted on are left out.
+    """
+    known = pd.read_csv(folder / BY_CLOCK, comment="#")
+    known = known[known["clock_asked_mhz"] == _REFERENCE_MHZ].set_index(["m", "n", "k", "ctas"])
+    table, power = pd.read_csv(folder / THROTTLE, comment="#"), power_of("a100_8")
+    fitted = {(*loop.shapes.values(), loop.channels, asked) for loop, asked, *_ in read_throttle()}
+    rows = zip(*(table[side] for side in "mnk"), table["ctas"], table["clock_asked_mhz"], strict=True)
+    table = table[[row not in fitted for row in rows]]
+    asked, measured = table["clock_asked_mhz"].to_numpy(float), table["clock_min_mhz"].to_numpy(float)
+    lowest = np.array(
+        [lowest_mhz(mhz, _loop(known, row), power) for mhz, row in zip(asked.tolist(), table.itertuples(), strict=True)]
+    )
+    bound, said = table["throttled"].to_numpy(bool), lowest < asked
+    yield "throttle_rows", float(len(table))
+    yield "throttle_recall", float((said & bound).sum() / bound.sum())
+    yield "throttle_precision", float((said & bound).sum() / max(said.sum(), 1))
+    yield "clock_mhz", float(np.median(np.abs(lowest - measured)[bound]))
+
+
+def _loop(known: pd.DataFrame, row: Any) -> Loop:
+    """A row with its times at the clock of reference."""
+    place: Any = (row.m, row.n, row.k, row.ctas)
+    at: Any = known.loc[place]
+    seconds = [1e-3 * float(at[f"{work}_ms"]) for work in ("gemm_alone", "comm_alone", "concurrent")]
+    return Loop.of(row, 1e6 * _REFERENCE_MHZ, seconds)
+
+
+def gemm_watts(folder: Path) -> Iterator[tuple[str, float]]:
+    """Median error of the watts of GEMMs alone on H200, by whether a call takes 20 us by our model, or less.
+
+    Boards are at their limit, or draw what whole tiles multiply and HBM moves. Of shorter calls the table holds the
+    power of the gaps between them, too.
+    """
+    table, power = pd.read_csv(folder / H200, comment="#"), power_of("h200_8")
+    system, errors = ScheduleSystem.of(tree_of("h200_8")), {"gemm": list[float](), "short_gemm": list[float]()}
+    for name, rows in table.groupby("dtype"):
+        precision = _PRECISIONS[str(name)]
+        shape = GemmShape.row_major(*(rows[side].to_numpy(float) for side in "mnk"))
+        cost = gemm_cost(gemms_of(system, precision), shape)
+        watts = np.minimum(board_w(power, 1.0, gemm_activity(shape, cost, precision), precision), power.cap_w)
+        error, is_long = np.abs(watts / rows["w"].to_numpy(float) - 1), cost.seconds >= _SHORT_S
+        errors["gemm"] += error[is_long].tolist()
+        errors["short_gemm"] += error[~is_long].tolist()
+    for name, found in errors.items():
+        yield f"{name}_power_rows", float(len(found))
+        yield f"{name}_power_median", float(np.median(found))
+
+
+def least_energy(folder: Path) -> Iterator[tuple[str, float]]:
+    """Distance [MHz] between the clocks at which a GEMM takes the least energy, measured and by the law."""
+    table, power = pd.read_csv(folder / KNEE, comment="#"), power_of("a100_8")
+    table = table[table["clock_held"] == 1]
+    away = list[float]()
+    for _, rows in table.groupby(["m", "n", "k"]):
+        shapes = {side: rows[side].to_numpy(float) for side in "mnk"}
+        seconds = 1e-3 * rows["ms"].to_numpy(float)
+        clocks = rows["clock_asked_mhz"].to_numpy(float)
+        done = activity(shapes, np.zeros(len(rows)), np.zeros(len(rows)), seconds)
+        joules = seconds * board_w(power, 1e6 * clocks / power.clock_hz, done, PRECISION)
+        away.append(abs(clocks[np.argmin(joules)] - clocks[np.argmin(seconds * rows["poll_w"].to_numpy(float))]))
+    yield "least_energy_mhz", float(max(away))
+
+
+def breaks() -> Iterator[tuple[str, float]]:
+    """Count designs that a lower limit makes faster or more powerful, on the systems of `study=power`."""
+    count = wrong = 0
+    for system in ("a100_8", "h100_8"):
+        limits = [float(cap) for cap in np.array(_CAPS_W) * power_of(system).board_w / _CAPS_W[-1]]
+        words: dict[str, Any] = {"system": system, "space__system__gpu__power__cap_w": limits, "decide__samples": 0}
+        words |= {"tracking": "none", "store": "none", "figures": "none", "output_dir": "outputs/benchmarks"}
+        run = dse.run("power", **words)
+        ok = run.table[run.table["status"] == "ok"].sort_values("system.gpu.power.cap_w")
+        for _, rows in ok.groupby(["scenario", "schedule.name"], observed=True):
+            count += len(rows)
+            wrong += int((np.diff(rows["makespan_s"]) > 1e-12 * rows["makespan_s"].max()).sum())
+            wrong += int((rows["mean_w"] > rows["system.gpu.power.cap_w"] * (1 + 1e-9)).sum())
+    yield "monotone_designs", float(count)
+    yield "monotone_breaks", float(wrong)
+
+
+def figures(folder: Path | None) -> dict[str, float]:
+    """All figures of the tables that are there, and of the law."""
+    found = dict(breaks())
+    if folder is None:
+        return found
+    for name, figure in ((BY_CLOCK, watts), (THROTTLE, throttled), (KNEE, least_energy), (H200, gemm_watts)):
+        if (folder / name).is_file():
+            found |= dict(figure(folder))
+    if (folder / BY_CLOCK).is_file():
+        (row,) = judged_clocks(folder / BY_CLOCK)
+        found |= {"concurrent_median": row["median"], "concurrent_p90": row["p90"]}
+    return found
+
+
+def main() -> int:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.power", description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, help="folder of measured tables, with a folder `power`")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    words = parser.parse_args()
+    found = figures(None if words.data is None else words.data / "power")
+    print(
+        json.dumps(found, indent=1)
+        if words.json
+        else "\n".join(f"{key:28} {value:.4g}" for key, value in found.items())
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
