@@ -36,6 +36,7 @@ LOOKS = {
     "chunked": ("chunked", "blue", "8"),
     "signalled": ("signalled", "green", "8"),
     "in_switch": ("summed in the switch", "wine", "8"),
+    "gathered_in_switch": ("gathered in the switch", "navy", "8"),
     "c3_base": ("concurrent", "grey", "s"),
     "c3_sp": ("concurrent, priority", "sky", "^"),
     "c3_rp": ("concurrent, CUs set apart", "blue", "s"),

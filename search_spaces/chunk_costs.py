@@ -23,6 +23,7 @@ contention laws of this module, which `search_spaces.pipeline` adds to the graph
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -41,11 +42,10 @@ from simulators.costs.gemm import (
     waves_as_fast,
 )
 from simulators.costs.gemm.least import LeastTime, least_linear, least_time
-from simulators.costs.sharing import Sharing
+from simulators.costs.sharing import HeldCus, Sharing, beside_engines
 from simulators.costs.transfer import (
     Mover,
     TransferMode,
-    beside_engines,
     is_measured,
     kernel_share,
     late_start_s,
@@ -62,6 +62,8 @@ from simulators.workloads.operators import Gemm, Overlap, Workload
 
 Floats = NDArray[np.float64]
 _PRICES = 33  # of a byte, of which the best is taken
+_LEAST_SHARE = 1e-3
+"""Of a GEMM that counts as done beside kernels that are there for less than a wave."""
 _BINDS = ("links", "GEMM", "HBM", "GEMM and links, and their contention")
 _Size = tuple[ArrayLike, ArrayLike, ArrayLike]
 
@@ -171,6 +173,18 @@ class ChunkCosts:
             late_s = np.zeros(())
         return ChunkCost(cost, cus, full.seconds, ContentionLaw((factor,), late_s))
 
+    def share_until(self, size: _Size, taken: ArrayLike, held_s: ArrayLike) -> Floats:
+        """Share of its rate alone that a GEMM has while kernels hold `taken` CUs for held_s [s] from its start.
+
+        With it the GEMM, which goes on at its rate alone, ends when its whole waves do (`Sharing.gemm_until`).
+        """
+        full, granted = self.cost(size, 0), self.cost(size, taken)
+        beside = HeldCus(full.kernel.workgroups, self.system.gpu.num_cus, taken, held_s)
+        seconds = Sharing.of(self.system.gpu).gemm_until(granted.seconds, full.seconds, beside)
+        left_s = np.maximum(seconds - np.asarray(held_s, float), 0.0)
+        done_s = np.maximum(full.seconds - left_s, _LEAST_SHARE * full.seconds)  # of the GEMM alone, beside the kernels
+        return np.asarray(np.minimum(done_s / np.maximum(seconds - left_s, done_s), 1.0))
+
     def alone(self, size: _Size, *, accumulate: bool) -> ChunkCost:
         """Cost of a chunk beside which nothing moves."""
         full = self.cost(size, 0, accumulate=accumulate)
@@ -204,7 +218,10 @@ class LawGroups:
 
 def piece_bound(system: System, workload: Workload) -> Bound:
     """The bound of all schedules of the GEMM and the collective of a workload, over the grid of the numbers."""
-    pieces = _Pieces(system, workload.overlap())
+    overlap = workload.overlap()
+    movers: tuple[Mover, Mover] = ("dma", "cu")
+    gpus = {mover: ChunkCosts(system, overlap.gemm, mover, None).gpu for mover in movers}
+    pieces = _Pieces(system, overlap, gpus)
     parts = [pieces.link_s, pieces.gemm_s, pieces.hbm_s, pieces.beside_s()]
     stacked = np.stack(np.broadcast_arrays(*parts))
     return Bound(stacked.max(axis=0), np.argmax(stacked, axis=0), _BINDS)
@@ -224,8 +241,11 @@ class _ConcurrentWork:
 
 @dataclass(frozen=True)
 class _Pieces:
+    """Terms of the bound. gpus: the GPU as the model of GEMMs reads it, by what moves the data."""
+
     system: System
     overlap: Overlap
+    gpus: Mapping[Mover, Gemms]
 
     @cached_property
     def _axes(self) -> int:
@@ -247,7 +267,7 @@ class _Pieces:
     @property
     def hbm_s(self) -> Floats:
         """Time of the least traffic: operands, outputs, and what is sent and received [s]."""
-        traffic = GemmShape(*self._size).least_bytes(self._gpu("dma").element_bytes) + 2 * self._received
+        traffic = GemmShape(*self._size).least_bytes(self.gpus["dma"].element_bytes) + 2 * self._received
         return np.asarray(traffic / np.asarray(self.system.gpu.hbm_bytes_per_s, float))
 
     def beside_s(self) -> Floats:
@@ -280,20 +300,17 @@ class _Pieces:
     def _size(self) -> tuple[Any, Any, Any]:
         return self.overlap.gemm.m, self.overlap.gemm.local_n, self.overlap.gemm.local_k
 
-    def _gpu(self, mover: Mover) -> Gemms:
-        return ChunkCosts(self.system, self.overlap.gemm, mover, None).gpu
-
     @property
     def _cut_columns(self) -> bool:
         return self.overlap.order == "after"
 
     @cached_property
     def _least(self) -> LeastTime:
-        return least_time(self._gpu("dma"), self._size, cut_columns=self._cut_columns)
+        return least_time(self.gpus["dma"], self._size, cut_columns=self._cut_columns)
 
     @cached_property
     def _launch_s(self) -> Floats:
-        return np.asarray(self._gpu("dma").launch_s, float)
+        return np.asarray(self.gpus["dma"].launch_s, float)
 
     @property
     def _tail_s(self) -> Any:
@@ -347,7 +364,7 @@ class _Pieces:
             slow = beside_engines(gpu, withheld=0)
             return _ConcurrentWork(np.asarray(least / slow), np.asarray(rate * slow))
         withheld = np.arange(int(np.min(gpu.num_cus))).reshape(-1, *(1,) * self._axes)
-        granted = least_linear(self._gpu("dma"), self._size, taken=withheld, cut_columns=self._cut_columns)
+        granted = least_linear(self.gpus["dma"], self._size, taken=withheld, cut_columns=self._cut_columns)
         slowed = granted / beside_engines(gpu, withheld=withheld)
         return _ConcurrentWork(np.minimum(slowed.min(axis=0), granted[-1]), np.asarray(rate))
 
@@ -359,7 +376,7 @@ class _Pieces:
         num_cus = np.asarray(system.gpu.num_cus)
         most = int(np.min([np.max(library), np.max(num_cus) - 1]))
         cus = np.minimum(np.arange(1, most + 1).reshape(-1, *(1,) * self._axes), np.minimum(library, num_cus - 1))
-        granted = least_linear(self._gpu("cu"), self._size, taken=cus, cut_columns=self._cut_columns)
+        granted = least_linear(self.gpus["cu"], self._size, taken=cus, cut_columns=self._cut_columns)
         # of a kernel that was launched first, the last workgroups lose no CUs
         least = full if self.overlap.order == "beside" else granted
         sharing = Sharing.of(system.gpu)

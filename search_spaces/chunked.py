@@ -74,7 +74,7 @@ class ChunkedSchedule(CommEngineKnobs):
 
     def _lower_gather(self, line: Pipeline) -> None:
         if self.local_shard_first:
-            line.compute.gemm("gemm local", (line.shard_rows(0), line.op.local_n, line.op.local_k))
+            line.compute.gemm("gemm local", (line.shard_rows[0], line.op.local_n, line.op.local_k))
         for index in range(self.num_chunks):
             arrived = line.comm.step(f"piece {index}", self._amounts(line, index))
             beside, accumulate = index < self.num_chunks - 1, self.chunk_dim == "k" and index > 0
@@ -110,7 +110,7 @@ class ChunkedSchedule(CommEngineKnobs):
             line.add(waiting, keep=1)
             waiting.append(line.comm.step(f"piece {index}", self._amounts(line, index), after=gemms[: len(peers)]))
         if self.local_shard_first:
-            line.compute.gemm("gemm local", (line.shard_rows(0), line.op.local_n, line.op.local_k))
+            line.compute.gemm("gemm local", (line.shard_rows[0], line.op.local_n, line.op.local_k))
         line.add(waiting, keep=0)
 
     def _amounts(self, line: Pipeline, index: int) -> list[tuple[Route, Any]]:
@@ -118,17 +118,17 @@ class ChunkedSchedule(CommEngineKnobs):
         cols = line.collective.cols
         if self.chunk_dim == "k":
             return [
-                (route, line.payload(line.shard_rows(route.peer), piece(cols, self.num_chunks, index)))
+                (route, line.payload(line.shard_rows[route.peer], piece(cols, self.num_chunks, index)))
                 for route in line.routes
             ]
-        rows = [piece(line.shard_rows(route.peer), self.num_chunks, index) for route in line.routes]
+        rows = [piece(line.shard_rows[route.peer], self.num_chunks, index) for route in line.routes]
         return [(route, line.payload(chunk_rows, cols)) for route, chunk_rows in zip(line.routes, rows, strict=True)]
 
     def _size(self, line: Pipeline, peers: list[int], index: int) -> tuple[Any, Any, Any]:
         """Size of the GEMM on piece `index` of the peers' shards: rows of all columns; or, k, all rows of a slice of
         the depth (of the columns for a reduction).
         """
-        rows, cols, depth = [line.shard_rows(peer) for peer in peers], line.op.local_n, line.op.local_k
+        rows, cols, depth = [line.shard_rows[peer] for peer in peers], line.op.local_n, line.op.local_k
         if self.chunk_dim == "m":
             rows = [piece(shard_rows, self.num_chunks, index) for shard_rows in rows]
         elif line.order == "after":

@@ -90,11 +90,11 @@ class Means:
                 cus=np.asarray(self.mode.cus if self.by_kernels else 0) / len(active),
                 lane=next(iter(route.loads)) if exclusive_link else f"peer.{route.peer}",
                 limiter=pace.limiter,
-                group=self.laws.group(ContentionLaw((self._slowed(active),))),
+                group=self.laws.group(ContentionLaw((self.slowed(active),))),
             )
         return self._copies[key]
 
-    def _slowed(self, active: Sequence[Route]) -> Any:
+    def slowed(self, active: Sequence[Route]) -> Any:
         """Factor on the rates of its transfers while a GEMM runs."""
         return slowed_beside_gemm(self.system, active, by=self.mode, withheld=self.withheld)
 
@@ -336,12 +336,10 @@ class Communication:
             )
             self.moved_bytes[transfer] = amount
             self.copy_s[transfer] = copy.setup_s + amount / numbers.bytes_per_s
+            self._queued |= dict.fromkeys([(gpu, engine) for engine in queue], transfer)
             return transfer
 
-        task = self._node.on_each(add)
-        for gpu, gpu_task in self._node.by_gpu(task).items():
-            self._queued |= dict.fromkeys([(gpu, engine) for engine in queue], gpu_task)
-        return task
+        return self._node.on_each(add)
 
     def _earlier(self, gpu: int, route: Route, queue: tuple[int | str, ...]) -> list[int]:
         """Transfers before one to a GPU: on its engines, and those that bring what a neighbour forwards."""

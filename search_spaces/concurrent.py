@@ -16,11 +16,11 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from dse.space.blocks import Rule
-from dse.values import knob, put
+from dse.values import knob
 from dse.values.units import Integer
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.pipeline import Pipeline
-from simulators.costs.transfer import library_cus
+from simulators.costs.transfer import fork_s, launched_first, library_cus
 from simulators.hardware.machine import System
 from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload
@@ -61,18 +61,18 @@ class Concurrent(CommEngineKnobs):
     def lower(self, system: System, workload: Workload) -> TaskGraph:
         """Lower to a collective over all links and a GEMM, in two parts if the collective waits for its first wave."""
         masked = bool(self.partition) and self.launch_order == "gemm_first"
-        first = system.gpu.contention.late_start_first
-        if self.launch_order == "comm_first" and first is not None:
-            system = put(system, "gpu.contention.late_start", first)
+        if self.launch_order == "comm_first":
+            system = launched_first(system)
         line = Pipeline(system, workload, knobs=self, comm_cus=self._cus(system, workload), masked=masked)
         size = (line.op.m, line.op.local_n, line.op.local_k)
-        amounts = [(route, line.payload(line.shard_rows(route.peer), line.collective.cols)) for route in line.routes]
+        amounts = [(route, line.payload(line.shard_rows[route.peer], line.collective.cols)) for route in line.routes]
         pattern = line.collective.pattern
         if self.comm_engine == "dma":
             line.compute.withhold(0 if self.withheld_cus is None else self.withheld_cus)
         if self.comm_engine == "dma" or self.partition or self.launch_order == "comm_first":
-            line.comm.step(pattern, amounts)
-            line.compute.gemm("gemm", size)
+            parted_s = fork_s(system.gpu) if self.comm_engine == "cu" else 0.0
+            after = [line.comm.wait("streams part", parted_s, [])] if np.any(parted_s > 0) else []
+            line.compute.gemm_beside("gemm", size, line.comm.step(pattern, amounts, after=after))
         else:
             line.compute.gemm_in_parts(size, lambda first: line.comm.step(pattern, amounts, after=[first]))
         return line.build()

@@ -19,7 +19,7 @@ from search_spaces.chunk_costs import ChunkCost, ChunkCosts, ContentionLaw, LawG
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.communication import WAIT_S, WAITING, Communication, Means
 from simulators.costs.sharing import Sharing
-from simulators.costs.transfer import TransferMode, routes
+from simulators.costs.transfer import TransferMode, fork_s, routes
 from simulators.hardware.machine import System
 from simulators.overlap.node import NodeGraph, piece
 from simulators.taskgraph.graph import TaskGraph
@@ -50,27 +50,24 @@ class Pipeline:
         self.system, self._knobs = system, knobs
         overlap = workload.overlap()
         self.collective, self.op, self.order = overlap.collective, overlap.gemm, overlap.order
-        self._shards: dict[int, Any] = {}
         self.routes = routes(system.node, self.collective.pattern)
         self._node = NodeGraph(system, self.collective.pattern, (system, workload, knobs))
+        passes = 2.0 if self.collective.pattern == "all_reduce" else 1.0
+        self._bytes_an_element = passes * self.collective.element_bytes
+        # rows of the shard of the GPU so many places before; 0 is this one
+        self.shard_rows = [
+            self._node.machine.shard_rows(self.collective.rows, peer) for peer in range(system.node.num_gpus)
+        ]
         cus: ArrayLike = 0 if comm_cus is None or knobs.mover != "cu" else comm_cus
         self._movers: list[Means] = []
         self.also(TransferMode(knobs.mover, cus, self.collective.pattern, knobs.mover_bytes_per_s))
         self.comm = Communication(self._node, system, overlap=overlap, knobs=knobs, movers=self._movers)
         self.compute = Computation(self._node, system, overlap, communication=self.comm, masked=masked)
 
-    def shard_rows(self, gpu: int) -> Any:
-        """Rows of the tensor in the shard of the GPU `gpu` places before (0 is this one)."""
-        if gpu not in self._shards:  # every piece asks for them
-            self._shards[gpu] = self._node.machine.shard_rows(self.collective.rows, gpu)
-        return self._shards[gpu]
-
     def payload(self, rows: ArrayLike, depth: ArrayLike) -> Any:
         """Bytes of a block of the tensor; of an all-reduce both ways."""
         blocks: Any = rows
-        return (
-            (2.0 if self.collective.pattern == "all_reduce" else 1.0) * self.collective.element_bytes * blocks * depth
-        )
+        return self._bytes_an_element * blocks * depth
 
     def also(self, mode: TransferMode) -> int:
         """Add a mover that steps may name by the place that is returned, before any of them; its kernels take CUs only
@@ -197,6 +194,32 @@ class Computation:
         if self._overlap.order == "before":
             before += self._communication.kernel_ends(consumed)
         return self._add(label, self._chunk(size, overlapped=overlapped, accumulate=accumulate), before, frees=consumed)
+
+    def gemm_beside(self, label: str, size: _Size, transfers: Sequence[int]) -> int:
+        """Add a GEMM beside the one collective of `transfers`, whose kernel was launched before it.
+
+        Where that ends first, waves of the GEMM end whole, as on the CUs that it has from then on.
+        """
+        chunks, first = self._chunk(size, overlapped=True, accumulate=False), self._movers[0]
+        if not first.by_kernels or self._masked:
+            return self._add(label, chunks, [])
+        beside, parted_s = list[GemmChunk](), fork_s(self._system.gpu)
+        for gpu, chunk in zip(self._machine.gpus, chunks, strict=True):
+            moved_s = self._moved_s(self._node.on(gpu, transfers))
+            # kernels that are there before the GEMM wait for no CU, and are not slowed until it begins
+            late_s, early_s = np.where(parted_s > 0, 0.0, chunk.law.late_s), np.minimum(moved_s, parted_s)
+            held_s = late_s + early_s + (moved_s - early_s) / first.slowed(first.routes) - parted_s
+            share = self._machine.for_gpu(first.costs.share_until(size, first.mode.cus, np.maximum(held_s, 0.0)), gpu)
+            law = replace(chunk.law, factors=(np.minimum(share, chunk.law.factors[0]), *chunk.law.factors[1:]))
+            beside.append(replace(chunk, law=law, launch_s=chunk.launch_s + 2 * parted_s))
+        return self._add(label, beside, [])
+
+    def _moved_s(self, transfers: Sequence[int]) -> Any:
+        """Time alone [s] of the transfers of a collective, whose steps follow one another."""
+        steps: dict[int, Any] = {}
+        for route, task in zip(self._movers[0].routes, transfers, strict=True):
+            steps[route.step] = np.maximum(steps.get(route.step, 0.0), self._communication.copy_s[task])
+        return sum(steps.values(), np.zeros(()))
 
     def gemm_in_parts(self, size: _Size, between: Callable[[int], Any]) -> None:
         """Add a GEMM beside a collective that `between` adds, given the task after which CUs are left for it.

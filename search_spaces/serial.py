@@ -26,7 +26,7 @@ class Serial(CommEngineKnobs):
             system, workload, knobs=self, comm_cus=library_cus(system, workload.overlap().collective.pattern)
         )
         size = (line.op.m, line.op.local_n, line.op.local_k)
-        amounts = [(route, line.payload(line.shard_rows(route.peer), line.collective.cols)) for route in line.routes]
+        amounts = [(route, line.payload(line.shard_rows[route.peer], line.collective.cols)) for route in line.routes]
         if line.order == "after":
             produced = line.compute.gemm("gemm", size, overlapped=False)
             arrived = line.comm.step(line.collective.pattern, amounts, after=[produced])

@@ -42,7 +42,7 @@ class ShardP2P(CommEngineKnobs):
             self._gemm(line, "gemm local", 0)
         waiting: list[list[int]] = []
         for index, route in enumerate(line.routes, 1):
-            moved = [(route, line.payload(line.shard_rows(route.peer), line.collective.cols))]
+            moved = [(route, line.payload(line.shard_rows[route.peer], line.collective.cols))]
             if reduces:
                 produced = self._gemm(line, f"gemm {index}", route.peer, overlapped=index > 1)
                 line.add(waiting, keep=1)
@@ -59,7 +59,7 @@ class ShardP2P(CommEngineKnobs):
     def _gemm(
         self, line: Pipeline, label: str, peer: int, *, after: list[int] | None = None, overlapped: bool = True
     ) -> int:
-        size = (line.shard_rows(peer), line.op.local_n, line.op.local_k)
+        size = (line.shard_rows[peer], line.op.local_n, line.op.local_k)
         return line.compute.gemm(label, size, after=after or [], overlapped=overlapped)
 
 

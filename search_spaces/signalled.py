@@ -109,7 +109,7 @@ class SignalledSchedule(CommEngineKnobs):
 
     def _lower_gather(self, line: Pipeline) -> None:
         waves, _ = line.compute.waves
-        line.compute.part("gemm local", line.shard_rows(0), launched=True)
+        line.compute.part("gemm local", line.shard_rows[0], launched=True)
         count, shards = len(line.routes) + 1, [_whole_shard(line, route) for route in line.routes]
         at_once = line.system.node.topology not in ("switch", "pcie")
         moved = line.comm.step("shards", shards) if at_once else []
@@ -119,23 +119,23 @@ class SignalledSchedule(CommEngineKnobs):
                 begun = np.floor(np.round(index * waves / count, 9)) + 1
                 last = np.minimum(count, np.ceil(np.round(begun * count / waves, 9))) - 1
                 arrived += [line.comm.wait(f"wave of {index}", (last - index) * line.comm.copy_s[arrived[0]], arrived)]
-            line.compute.part(f"gemm {index}", line.shard_rows(route.peer), after=arrived)
+            line.compute.part(f"gemm {index}", line.shard_rows[route.peer], after=arrived)
 
     def _lower_reduction(self, line: Pipeline) -> None:
         waves, wave_s = line.compute.waves
         count, sent = len(line.routes) + 1, list[int]()
         for index, route in enumerate(line.routes):
-            produced = line.compute.part(f"gemm {index}", line.shard_rows(route.peer), launched=index == 0)
+            produced = line.compute.part(f"gemm {index}", line.shard_rows[route.peer], launched=index == 0)
             done = np.round((index + 1) * waves / count, 9)
             late = line.comm.wait(f"wave of {index}", (np.ceil(done) - done) * wave_s, [produced])
             sent += line.comm.step(f"shard {index}", [_whole_shard(line, route)], after=[late])
-        line.compute.part("gemm local", line.shard_rows(0))
+        line.compute.part("gemm local", line.shard_rows[0])
         if line.comm.adds:
             line.compute.reduce("reduce", sent, at_once=True, staged=bool(self.staged_sums))
 
 
 def _whole_shard(line: Pipeline, route: Route) -> tuple[Route, Any]:
-    return route, line.payload(line.shard_rows(route.peer), line.collective.cols)
+    return route, line.payload(line.shard_rows[route.peer], line.collective.cols)
 
 
 SCHEDULE = SignalledSchedule

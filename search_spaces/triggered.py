@@ -19,7 +19,8 @@ arbitration  policy of the memory controller for requests of both. fcfs: one que
              of the HBM (T3's limit on starvation, as a share). Updates of the GEMM's own output go last: nothing but
              the forwarding of their chunk waits for them. How many may wait has no bound here.
 
-The ideal with `near_memory` orders a GEMM's own requests likewise, so that no policy beats it.
+The ideal with `near_memory` orders a GEMM's own requests likewise, so that no policy beats it. The ideal without it
+may be beaten by a policy with it, whose updates read nothing back.
 
 A threshold of n requests lets communication use the share n / (1 + n) of the HBM that the GEMM leaves: in a queue whose
 server is busy for a share r of the time, r / (1 - r) requests are waiting or served on average (M/M/1; derived). `fair`

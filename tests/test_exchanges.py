@@ -12,7 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dse.errors import ConfigError, validate_as
 from dse.plugins import load
+from simulators.costs.tile_pipeline import tile_parts, tile_pipeline_s
+from simulators.steps.overlap.implementations import Implementation, kernel_of_experts, kernels_of_experts
+from simulators.steps.overlap.sites import read_schedule
 from simulators.steps.overlap.two_streams import Slot, TwoStreams
 from simulators.steps.overlap.two_streams import lower as lower_streams
 from simulators.steps.run.task_graph import intervals, lower
@@ -122,6 +126,78 @@ def test_a_grid_of_steps_is_that_of_each_step() -> None:
             {**exchanged("two_micro_batches"), **BF16, "run.batch": batch, "run.micro_batches": m}, **OPTIONS
         )
         assert grid[4 * place].metrics["iteration_s"] == pytest.approx(alone["iteration_s"], rel=1e-12)
+
+
+# One kernel for a layer of experts
+
+
+@given(st.tuples(SECONDS, SECONDS, SECONDS), st.integers(1, 500))
+def test_a_kernel_of_tiles_is_no_faster_than_its_links_or_its_products(
+    stages: tuple[float, float, float], tiles: int
+) -> None:
+    arrive, compute, leave = stages
+    seconds = float(tile_pipeline_s(arrive, compute, leave, tiles=tiles))
+    assert max(compute, arrive + leave) <= seconds * (1 + 1e-9)
+    assert seconds <= (arrive + compute + leave) * (1 + 1e-9)
+    if tiles == 1:
+        assert seconds == pytest.approx(arrive + compute + leave)
+    assert float(tile_pipeline_s(arrive, compute, leave, tiles=2 * tiles)) <= seconds * (1 + 1e-9)
+    shares = np.array([part[1:] for part in tile_parts(tiles)], float).sum(axis=0)
+    assert shares == pytest.approx(1)
+
+
+@given(SECONDS, SECONDS, st.integers(2, 12))
+def test_tiles_that_arrive_alone_are_a_flow_shop_of_two_machines(arrive: float, compute: float, tiles: int) -> None:
+    there, ended = 0.0, 0.0
+    for _ in range(tiles):
+        there += arrive / tiles
+        ended = max(ended, there) + compute / tiles
+    for stages in ((arrive, compute, 0.0), (0.0, compute, arrive)):  # and the same backwards
+        assert float(tile_pipeline_s(*stages, tiles=tiles)) == pytest.approx(ended, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+def test_experts_in_one_kernel_end_before_they_would_in_turn_and_not_before_the_longer_part(mode: str) -> None:
+    waited, fused = (made({**exchanged(how, mode), **BF16}, **OPTIONS) for how in ("waited", "one_kernel"))
+    parts = fused.passes.parts
+    moved = float(fused.passes.sum(part for part in parts if part.over == "ep"))
+    computed = float(fused.passes.sum(part for part in parts if part.op.name.startswith("expert ")))
+    assert 0 < float(fused.passes.pair_saved_s) <= min(moved, computed) * (1 + 1e-9)
+    assert float(fused.seconds) < float(waited.seconds)
+    assert makespan(lower(fused)) == pytest.approx(float(fused.seconds), rel=1e-9)
+    assert not {"permute", "unpermute"} & {part.op.name for part in parts}
+    assert {"compute", "expert-parallel links"} <= {task.lane for task in intervals(fused)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"system": "mi300x_8"}, "comet does not run on mi300x"),
+        ({"mode": "training"}, "comet does not run in training"),
+        ({"ep": 1}, "hides dispatch and combine of experts, and there are none"),
+    ],
+)
+def test_one_kernel_is_refused_where_no_software_has_it(changes: dict[str, Any], text: str) -> None:
+    knobs = {"mode": "prefill", **changes}
+    system = knobs.get("system", "h100_8")
+    values = {**exchanged("one_kernel", **knobs), **BF16}
+    problems = BACKEND.problems(step(values, **{**OPTIONS, "system": system}))
+    assert any(text in str(problem) for problem in problems)
+
+
+def test_every_kernel_of_experts_says_where_it_runs() -> None:
+    assert {software.name for software in kernels_of_experts()} == {"comet", "deepgemm_mega_moe", "flash_dmoe"}
+    chosen = [
+        kernel_of_experts("b200", "fp8_block", "decode"),
+        kernel_of_experts("h100", "bf16", "prefill"),
+        kernel_of_experts("h100", "bf16", "decode"),
+    ]
+    assert [software and software.name for software in chosen] == ["deepgemm_mega_moe", "comet", "flash_dmoe"]
+    assert kernel_of_experts("mi300x", "bf16", "prefill") is None
+    with pytest.raises(ConfigError, match="beside experts"):
+        read_schedule("comet", "ffn_in")
+    with pytest.raises(ConfigError, match="overlaps nothing"):
+        validate_as(Implementation, {"name": "none", "description": "nothing"}, path="")
 
 
 # What DeepSeek-V3 computes and keeps

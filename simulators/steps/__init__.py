@@ -2,7 +2,10 @@
 
 from dse.plugins import Command
 
-BACKENDS = {"step": "simulators.steps.backend:StepBackend"}
+BACKENDS = {
+    "step": "simulators.steps.backend:StepBackend",
+    "powered_step": "simulators.steps.powered:PoweredStepBackend",
+}
 COMMANDS = {
     "implementations": Command(
         "simulators.steps.overlap.implementations:list_implementations",

@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,7 +23,8 @@ from dse.space import get_path
 from dse.space.blocks import Grid, Rule, problems, reasons, results_by_batch
 from dse.values import LABELS, Frozen, Memo, has_axis, put
 from simulators.costs.chip import Chip
-from simulators.hardware.device import Device, ScheduledDevice
+from simulators.costs.governor import power_rules
+from simulators.hardware.device import Device, PoweredDevice, PoweredScheduledDevice, ScheduledDevice
 from simulators.hardware.machine import Gpu, reads
 from simulators.hardware.pim import Format, InstructionSet
 from simulators.steps.design import (
@@ -32,6 +33,7 @@ from simulators.steps.design import (
     StepDesign,
     constants_of,
     own_sections,
+    product_format,
     reads_constant,
     rules,
 )
@@ -61,7 +63,7 @@ from simulators.taskgraph.timeline import Timeline
 from simulators.workloads.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
-_VERSION = "23"  # part of every result's key: raised where results change
+_VERSION = "24"  # part of every result's key: raised where results change
 
 
 class _AnyModel(Frozen):
@@ -91,6 +93,8 @@ Floats = NDArray[np.float64]
 def _rules(design: StepDesign) -> Iterator[Rule]:
     """Rules between sections, and those of the schedules of sites where no other is broken."""
     broken: NDArray[np.bool_] = np.zeros((), np.bool_)
+    if isinstance(design.system, PoweredDevice | PoweredScheduledDevice):
+        yield from power_rules(design.system.gpu.power, sorted({design.run.precision, product_format(design)}))
     for rule in rules(design):
         broken = broken | np.asarray(rule.broken, np.bool_)
         yield rule
@@ -188,6 +192,8 @@ class StepBackend(Backend):
 
     batch = 16_384
     version = _VERSION
+    machines: ClassVar[tuple[type[Device], type[ScheduledDevice]]] = (Device, ScheduledDevice)
+    """What a design's system is read as: without schedules of sites, and with."""
     metrics: Mapping[str, Metric] = {**METRICS, **EPOCH_METRICS}
     laws = LAWS
     relations: Mapping[str, Metric] = {
@@ -228,7 +234,7 @@ class StepBackend(Backend):
         """A validated design. Raises ConfigError with every problem."""
         check, sites = Problems(), tree.get("sites")
         kind = StepDesign if sites is None else ScheduledDesign  # without schedules, a machine needs fewer parts
-        kinds = {**_KINDS, "system": Device if sites is None else ScheduledDevice}
+        kinds = {**_KINDS, "system": self.machines[sites is not None]}
         sections = {
             name: self._section(kinds[name], section, tree[name]) if name in kinds else section
             for name, section in own_sections(tree).items()
@@ -269,7 +275,7 @@ class StepBackend(Backend):
             return None
         if section == "sites":
             return site_condition(path, tree)
-        kind = ScheduledDevice if tree.get("sites") is not None else Device
+        kind = self.machines[tree.get("sites") is not None]
         unread = section == "system" and not reads(kind, name, tree["system"])
         fields = _fields(tree, section) | {f"gpu.{field}" for field in Gpu.model_fields}
         if unread or (name not in fields and get_path(tree, path) is None):
@@ -284,6 +290,10 @@ class StepBackend(Backend):
             return False
         # an epoch has an axis of its own
         return design.lengths is None and has_axis(design, path)
+
+    def as_run(self, design: StepDesign) -> StepDesign:
+        """The design as it runs: at the clock that it holds, where that is not the one that is asked for."""
+        return design
 
     def screen(self, batches: Sequence[Batch]) -> list[Results]:
         """Look at the rules of all designs of one structure at once."""

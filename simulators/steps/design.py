@@ -19,6 +19,7 @@ from simulators.hardware.parts import Grown, MeasuredFormat, Precision, Streamin
 from simulators.hardware.pim import Format, InstructionSet
 from simulators.steps.epochs.seqpoint import Iterations
 from simulators.steps.operators.quantised_weights import QuantisedWeights
+from simulators.steps.overlap.implementations import kernel_of_experts, kernels_of_experts
 from simulators.steps.spread.framework_rules import Stack, stack_rules
 from simulators.steps.spread.groups import leaves_node
 from simulators.steps.spread.parallel_rules import offload_rules, parallel_rules, pass_rules
@@ -145,6 +146,8 @@ def rules(design: StepDesign) -> Iterator[Rule]:
         yield Rule("run.micro_batches", several, rule, run.micro_batches, way_out=way)
     yield from stack_rules(design)
     yield from _schedule_rules(design)
+    if parallel.exchanges == "one_kernel":
+        yield from _expert_kernel_rules(design)
     yield from _gpu_rules(system.gpu)
     yield from _node_rules(design)
     yield from _epoch_rules(design)
@@ -204,6 +207,29 @@ def _schedule_rules(design: StepDesign) -> Iterator[Rule]:
         layers = np.asarray(model.layers)
         rule = "times parallel.pp = {0} is more stages than layers and both ends (model has {1} layers)"
         yield Rule("parallel.virtual_stages", pp * several > layers + 2, rule, several, (pp, layers), "take fewer")
+
+
+def _expert_kernel_rules(design: StepDesign) -> Iterator[Rule]:
+    """Layers of experts in one kernel need software that has one on the GPU, and in the framework."""
+    path, how = "parallel.exchanges", "one_kernel"
+    where = design.system.gpu.name, product_format(design), design.run.mode
+    software = kernel_of_experts(*where)
+    if software is None:
+        why = "; ".join(f"{kernel.name} {kernel.refusal(*where)}" for kernel in kernels_of_experts())
+        rule = f"is a kernel that no software has here: {why or 'none is described'}"
+        yield Rule(path, True, rule, how, way_out="set waited, or describe yours in conf/implementation")
+        return
+    node, parallel = design.system.node, design.parallel
+    together = np.asarray(parallel.ep) * np.asarray(parallel.etp)
+    if node is not None:
+        rule = "is a kernel inside a node, of {0} GPUs, and experts of a layer are on {1}"
+        far = (np.asarray(parallel.ep) > 1) & (together > node.num_gpus)
+        yield Rule(path, far, rule, how, (node.num_gpus, together), "set waited, or take a smaller parallel.ep")
+    stack = design.stack
+    if stack is not None and stack.tool is not None and stack.candidates == "own":
+        rule, elsewhere = f"is not part of {stack.tool} (stack={stack.name})", stack.tool not in software.frameworks
+        way = "set waited, or write candidates=all"
+        yield Rule(path, elsewhere, f"is of {software.name}, which {rule}", how, way_out=way)
 
 
 def _gpu_rules(gpu: Gpu) -> Iterator[Rule]:
@@ -343,22 +369,28 @@ def _node_rules(design: StepDesign) -> Iterator[Rule]:
 
 
 def _split_rules(design: StepDesign) -> Iterator[Rule]:
-    """Halves of tokens are of prompts, of transformers that several GPUs of a node share, whose switch adds."""
-    run, parallel, node = design.run, design.parallel, design.system.node
+    """Halves of tokens are of prompts, of transformers that several GPUs share, whose switch or library adds."""
+    run, parallel, node, copy = design.run, design.parallel, design.system.node, design.system.gpu.cu_copy
     # the sum is computed by the switch
     adds = node is not None and node.in_switch is not None and "all_reduce" in node.in_switch.collectives
-    split = "splits prompts, whose partial sums the switch adds"
+    switched, split = parallel.collectives == "in_switch", "splits prompts, whose partial sums are added"
     broken = {
         "run.mode": (run.mode != "prefill", "needs run.mode=prefill"),
         "model.kind": (not isinstance(design.model, Transformer), "needs a transformer"),
         "quantised": (design.quantised is not None, "needs quantised=none"),
-        "collectives": (parallel.collectives != "in_switch" or not adds, "needs parallel.collectives=in_switch"),
+        "switch": (switched and not adds, "needs a switch that adds, or parallel.collectives=library"),
+        "library": (not switched and copy is None, "needs kernels of the library (system.gpu.cu_copy)"),
         "sequence_parallel": (parallel.sequence_parallel, "needs parallel.sequence_parallel=false"),
     }
     for excluded, way in broken.values():
         yield Rule("parallel.split_ctas", excluded, f"{split}: it {way}", parallel.split_ctas, way_out="set 0")
     alone = np.asarray(parallel.tp) < 2
     yield Rule("parallel.split_ctas", alone, f"{split}: it needs parallel.tp > 1", parallel.split_ctas, way_out="set 0")
+    if not switched and copy is not None:
+        most = np.asarray(copy.num_cus)
+        rule = "is more than the library's all-reduce takes (system.gpu.cu_copy.num_cus)"
+        way = "take {0} at most, or parallel.collectives=in_switch"
+        yield Rule("parallel.split_ctas", parallel.split_ctas > most, rule, parallel.split_ctas, (most,), way)
 
 
 def _link_rules(design: StepDesign) -> Iterator[Rule]:

@@ -271,9 +271,9 @@ class Parallel(PipelineSchedule, ShardedData):
     sequence_parallel: the activations that tp does not split are split by tokens, and each all-reduce becomes a
     reduce-scatter and an all-gather (arXiv:2205.05198). collectives: of tp and dp inside a node, by the library, or in
     the switch as far as it computes. Schedules of pipelines and split states: `simulators.workloads.spreading`.
-    split_ctas: CTAs of the kernel that adds partial sums of one half of a prompt's tokens in the switch, and computes
-    the norm that follows, while the other half computes (`simulators.steps.overlap.token_splits`); 0: prompts are not
-    split.
+    split_ctas: CTAs of the kernel that adds partial sums of one half of a prompt's tokens while the other half
+    computes: in the switch, with the norm that follows, or by the library, as `collectives` says
+    (`simulators.steps.overlap.token_splits`); 0: prompts are not split.
     """
 
     tp: Degree = 1

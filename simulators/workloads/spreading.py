@@ -18,9 +18,9 @@ stages on a GPU (arXiv:2104.04473); zero bubble with the memory of 1F1B (H1), or
 through all GPUs and back, with the memory of 1F1B, a half, or a third (V schedules, arXiv:2405.15362);
 from both ends at once, with two stages on each GPU (DualPipe, arXiv:2412.19437).
 """
-Exchanges = Literal["waited", "shared_expert", "two_micro_batches"]
+Exchanges = Literal["waited", "shared_expert", "two_micro_batches", "one_kernel"]
 """What dispatch and combine of experts run beside (`simulators.steps.overlap.expert_exchanges`): nothing, the shared
-expert, or the other of two micro-batches.
+expert, the other of two micro-batches, or, in one kernel with them, the products of other tiles of the experts.
 """
 
 

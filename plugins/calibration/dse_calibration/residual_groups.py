@@ -19,12 +19,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dse_calibration.residual_between import Spread
+from dse_calibration.residual_between import NOTHING, Spread, SpreadPrior
 from simulators.hardware.residuals import ANY, LEVEL, Between, ResidualGroup, Residuals
 
 Floats = NDArray[np.float64]
 
 GUESS = ResidualGroup("", ANY)
+OPERATION = "operation"
+"""Trait of rows whose keys hold several operations with constants of their own: which one."""
 FOLDS = 5
 """Parts of the rows: each is judged by intervals that the others gave."""
 FEWEST = 19
@@ -50,7 +52,7 @@ class ResidualRow:
     residual: log(measured / predicted). sizes: numbers that are known before the answer. facts: what else is known.
     traits: names of what several rows share, as of `simulators.hardware.residuals.Between`. carried: the trait whose
     other names gave the constants that it is predicted by (`gpu`: those of other GPUs, as of an unmeasured one); ""
-    for its own.
+    for its own. giver: the GPU that gave them.
     """
 
     kind: str
@@ -63,6 +65,7 @@ class ResidualRow:
     facts: Mapping[str, float] = field(default_factory=dict)
     traits: Mapping[str, str] = field(default_factory=dict)
     carried: str = ""
+    giver: str = ""
 
     @property
     def fold(self) -> int:
@@ -124,11 +127,13 @@ def _leaves(
         yield from _leaves(part, residuals[side], (*ranges, (name, upto, cut)))
 
 
-def fit_groups(rows: Sequence[ResidualRow], *, common: Mapping[str, float]) -> list[ResidualGroup]:
+def fit_groups(
+    rows: Sequence[ResidualRow], *, common: Mapping[str, float], prior: SpreadPrior = NOTHING
+) -> list[ResidualGroup]:
     """Groups of all kinds and GPUs, and of GPUs without rows. common: by kind, as of `ResidualGroup`."""
     groups = list[ResidualGroup]()
     for kind, of_kind in _apart(rows, "kind").items():
-        unseen = unseen_groups(of_kind, common[kind])
+        unseen = unseen_groups(of_kind, common[kind], prior)
         groups += unseen
         names = " ".join(sorted(_apart(of_kind, "gpu")))
         measured = [row for row in of_kind if not row.carried]
@@ -147,17 +152,20 @@ def own_groups(rows: Sequence[ResidualRow], before: Residuals) -> list[ResidualG
     return groups
 
 
-def unseen_groups(rows: Sequence[ResidualRow], common: float = 0.5) -> list[ResidualGroup]:
+def unseen_groups(
+    rows: Sequence[ResidualRow], common: float = 0.5, prior: SpreadPrior = NOTHING
+) -> list[ResidualGroup]:
     """Groups of GPUs without rows, from rows of one kind: of all keys, and of each that several GPUs have if pooled.
 
     Two GPUs, or few rows, show less of how an unseen GPU differs than all keys together.
     """
-    every = _unseen_group(rows, common)
+    every = _unseen_group(rows, common, prior)
     if every is None:
         return []
-    keys = _apart(rows, "key") if rows[0].kind in POOLED else {}
-    several = {key: part for key, part in keys.items() if _num_gpus(part) > 2}
-    of_keys = ((key, _unseen_group(part, common)) for key, part in several.items())
+    if rows[0].kind not in POOLED:
+        return [every]
+    several = {key: part for key, part in _apart(rows, "key").items() if _num_gpus(part) > 2}
+    of_keys = ((key, _unseen_group(part, common, prior)) for key, part in several.items())
     return [every, *(replace(group, key=key) for key, group in of_keys if group is not None and not group.is_guess)]
 
 
@@ -204,100 +212,136 @@ def _borrowed(few: ResidualGroup, parent: ResidualGroup) -> ResidualGroup:
     return replace(few, low=low, high=high, basis=f"borrows from {name}")
 
 
-def _unseen_group(rows: Sequence[ResidualRow], common: float) -> ResidualGroup | None:
+def _unseen_rows(rows: Sequence[ResidualRow]) -> Sequence[ResidualRow]:
+    """Rows that are predicted as those of an unmeasured GPU are, with the constants of others; all where none is."""
+    return [row for row in rows if row.carried == "gpu"] or [row for row in rows if not row.carried]
+
+
+def _unseen_spread(rows: Sequence[ResidualRow]) -> Spread | None:
+    """The spread of GPUs, and of what gave their constants. Operations, which have constants of their own, are apart.
+
+    Those of one GPU err in part alike, so that they add no degrees of freedom.
+    """
+    shown, alike = _unseen_rows(rows), dict[str, dict[str, list[float]]]()
+    for row in shown:
+        names = alike.setdefault(row.traits.get(OPERATION, row.key), {})
+        names.setdefault(f"{row.gpu} {row.giver}", []).append(row.residual)
+    enough = [{name: part for name, part in names.items() if len(part) >= LEAST} for names in alike.values()]
+    if not any(enough):
+        return None
+    if shown[0].carried:
+        every = {f"{place} {name}": part for place, names in enumerate(enough) for name, part in names.items()}
+        return Spread.of_pairs(every, names=len({gpu for row in shown for gpu in (row.gpu, row.giver)}))
+    return Spread.of(enough, names=_num_gpus(shown)) or Spread.of_one(enough)
+
+
+def _unseen_group(rows: Sequence[ResidualRow], common: float, prior: SpreadPrior) -> ResidualGroup | None:
     """The group of GPUs without rows: the spread of those that have some, and what is between them.
 
     Where rows are predicted as those of an unmeasured GPU are, with the constants of others, these alone count. Of
-    kinds whose rows are pooled, the component of the trait `gpu` is added where it is asked for (`components`).
+    kinds whose rows are pooled, the spread of the trait `gpu` is added where it is asked for (`components`).
     """
-    carried = [row for row in rows if row.carried == "gpu"]
-    rows = carried or [row for row in rows if not row.carried]
-    by_gpu = {gpu: _residuals(part) for gpu, part in _apart(rows, "gpu").items() if len(part) >= LEAST}
+    shown = _unseen_rows(rows)
+    by_gpu = {gpu: _residuals(part) for gpu, part in _apart(shown, "gpu").items() if len(part) >= LEAST}
     if not by_gpu:
         return None
     medians = [float(np.median(part)) for part in by_gpu.values()]
     count, median = sum(map(len, by_gpu.values())), float(np.median(medians))
-    every = ResidualGroup(rows[0].kind, ANY, rows=count, median=median, common=common, source=_sources(rows))
-    pooled = rows[0].kind in POOLED
-    spread = Spread.of([by_gpu])
-    if spread is None or count < FEWEST:  # one GPU shows nothing of how GPUs differ
+    every = ResidualGroup(rows[0].kind, ANY, rows=count, median=median, common=common, source=_sources(shown))
+    spread = _unseen_spread(rows)
+    if spread is None or count < FEWEST or spread.free + prior.free == 0:  # nothing shows how GPUs differ
         ends = [quantiles(part) for part in by_gpu.values()]
         low, high = min(GUESS.low, *(end[0] for end in ends)), max(GUESS.high, *(end[2] for end in ends))
         return replace(every, low=low, high=high, basis="guess")
-    if pooled:
+    if rows[0].kind in POOLED:
         low, median, high = quantiles(np.concatenate(list(by_gpu.values())))
         return replace(every, low=low, median=median, high=high, basis=f"rows of {len(by_gpu)} GPUs")
-    below, above = (math.hypot(*ends) for ends in zip(spread.within, spread.between, strict=True))
-    return replace(every, low=median - below, high=median + above, basis=f"each of {len(by_gpu)} GPUs by the others")
+    median = 0.0 if shown[0].carried else median
+    below, above = spread.ends(prior)
+    return replace(
+        every, low=median - below, median=median, high=median + above, basis=f"each of {len(by_gpu)} GPUs by the others"
+    )
 
 
 @dataclass(frozen=True)
 class Trait:
-    """A trait of rows that has a component. within: traits in which the rows that are compared are alike."""
+    """A trait of rows that has a component. within: traits by which groups are divided, in which names are compared."""
 
     name: str
     within: tuple[str, ...] = ()
 
 
-_SERVED = (
-    Trait("software", within=("gpu", "model")),
-    Trait("model", within=("software",)),
-    Trait("gpu", within=("software",)),
-    Trait("release", within=("software", "model", "gpu")),
-)
+_SERVED = tuple(map(Trait, ("software", "model", "gpu", "release")))
 TRAITS: Mapping[str, tuple[Trait, ...]] = {
     "collective": (Trait("gpus", within=("gpu", "way")),),
     "exchange": (Trait("nodes", within=("gpu", "direction")),),
     "overlap": (Trait("software"), Trait("gpu", within=("software",))),
-    "step": (
-        Trait("software"),
-        Trait("model", within=("software",)),
-        Trait("gpu", within=("software", "model")),
-        Trait("release", within=("software", "model", "gpu")),
-    ),
+    "step": _SERVED,
     "tpot": _SERVED,
     "ttft": _SERVED,
 }
 """Kind of rows -> the traits that have components."""
 
 
-def components(rows: Sequence[ResidualRow]) -> list[Between]:
-    """Components of all traits of which rows have several names.
+def components(rows: Sequence[ResidualRow], prior: SpreadPrior | None = None) -> list[Between]:
+    """Components of all traits of which rows have several names. prior: what other traits tell; None: that of rows.
 
-    Of kinds of `BY_KEY`, a key whose rows have a single name of a trait has the component of all keys together.
+    Of kinds of `BY_KEY`, a key whose rows have a single name of a trait has their spread, and between names that of all
+    keys together.
     """
+    prior = prior_of(rows) if prior is None else prior
     between = list[Between]()
     for kind, of_kind in _apart(rows, "kind").items():
         for trait in TRAITS.get(kind, ()):
-            together = _component(of_kind, "", trait)
-            if kind not in BY_KEY:
-                between += [together] if together is not None else []
+            together = _spread(of_kind, trait)
+            if together is None:
                 continue
-            for key, of_key in _apart(of_kind, "key").items():
-                of_names, names = _component(of_key, key, trait), _names(of_key, trait)
-                if of_names is None and together is not None:
-                    of_names = replace(together, key=key, names=names)
-                between += [of_names] if of_names is not None else []
+            for key, of_key in _apart(of_kind, "key").items() if kind in BY_KEY else ():
+                spread = _spread(of_key, trait) or together.around(_residuals(of_key))
+                between.append(_component(of_key, key, trait, spread.ends(prior)))
+            if kind not in BY_KEY:
+                between.append(_component(of_kind, "", trait, together.ends(prior)))
     return between
+
+
+def prior_of(rows: Sequence[ResidualRow]) -> SpreadPrior:
+    """What the traits of all kinds tell of how far names differ, over how far rows of a name do."""
+    return SpreadPrior.of(spreads(rows))
+
+
+def spreads(rows: Sequence[ResidualRow]) -> Iterator[Spread]:
+    """Yield the spreads of all traits and kinds that rows show."""
+    for kind, of_kind in _apart(rows, "kind").items():
+        parts = list(_apart(of_kind, "key").values()) if kind in BY_KEY else [of_kind]
+        of_traits = (_spread(part, trait) for part in parts for trait in TRAITS.get(kind, ()))
+        of_gpus = () if kind in POOLED else (_unseen_spread(of_kind),)
+        yield from (spread for spread in (*of_traits, *of_gpus) if spread is not None)
 
 
 def _names(rows: Sequence[ResidualRow], trait: Trait) -> frozenset[str]:
     return frozenset(row.traits[trait.name] for row in rows if trait.name in row.traits)
 
 
-def _component(rows: Sequence[ResidualRow], key: str, trait: Trait) -> Between | None:
-    alike = dict[tuple[str, ...], dict[str, list[float]]]()
+def _component(rows: Sequence[ResidualRow], key: str, trait: Trait, ends: tuple[float, float]) -> Between:
     traited = [row for row in rows if trait.name in row.traits and row.carried in ("", trait.name)]
-    carried = {row.traits[trait.name] for row in traited if row.carried}  # as a name without rows would be predicted
-    counts = Counter(row.traits[trait.name] for row in traited)
-    compared = (row for row in traited if row.carried or row.traits[trait.name] not in carried)
-    for row in (row for row in compared if counts[row.traits[trait.name]] >= LEAST):
-        place = tuple(row.traits.get(name, "") for name in trait.within)
+    return Between(rows[0].kind, key, trait.name, _names(traited, trait), *ends, source=_sources(traited))
+
+
+def _spread(rows: Sequence[ResidualRow], trait: Trait) -> Spread | None:
+    """The spread of a trait: of rows that are predicted as those of a name without rows are, if there are some.
+
+    All of these have the constants of one more name, such as the full number of GPUs of their node.
+    """
+    traited = [row for row in rows if trait.name in row.traits and row.carried in ("", trait.name)]
+    carried = [row for row in traited if row.carried]
+    counts = Counter(row.traits[trait.name] for row in carried or traited)
+    alike = dict[tuple[str, ...], dict[str, list[float]]]()
+    for row in (row for row in carried or traited if counts[row.traits[trait.name]] >= LEAST):
+        place = () if carried else tuple(row.traits.get(name, "") for name in trait.within)
         alike.setdefault(place, {}).setdefault(row.traits[trait.name], []).append(row.residual)
-    spread = Spread.of(list(alike.values()))
-    if spread is None:
-        return None
-    return Between(rows[0].kind, key, trait.name, _names(traited, trait), *spread.between, source=_sources(traited))
+    if carried:
+        return Spread.of_pairs(alike[()], names=len(alike[()]) + 1) if alike else None
+    return Spread.of(list(alike.values()))
 
 
 def _stretch(rows: Sequence[ResidualRow]) -> float:

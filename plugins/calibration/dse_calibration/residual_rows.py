@@ -9,7 +9,7 @@ import numpy as np
 from dse_calibration.collectives import COLLECTIVE_ROWS
 from dse_calibration.measurements import STREAM_KINDS
 from dse_calibration.predictions import PredictedRows
-from dse_calibration.residual_groups import ResidualRow
+from dse_calibration.residual_groups import OPERATION, ResidualRow
 
 _SIZES = ("m", "n", "k", "bytes", "gpus", "nodes")
 
@@ -30,7 +30,7 @@ def rows_of_predicted(predicted: PredictedRows, gpu: str, source: str) -> Iterat
             shape = f"gemm {sizes['m']:g} {sizes['k']:g}"
         traits = {"gpu": gpu}
         if "gpus" in sizes:
-            traits |= {"gpus": f"{gpu} {sizes['gpus']:g}", "way": key}
+            traits |= {"gpus": f"{gpu} {sizes['gpus']:g}", "way": key, OPERATION: rows.kind}
         yield ResidualRow(kind, gpu, key, shape, float(ratio[place]), sizes, source, traits=traits)
 
 

@@ -31,8 +31,8 @@ from dse_calibration.contention import (
 )
 from simulators.costs.gemm import GemmCost, GemmShape, WaveGemms, gemm_cost
 from simulators.costs.gemm.waves import fewest_free_cus
-from simulators.costs.sharing import Sharing
-from simulators.costs.transfer import late_start_s
+from simulators.costs.sharing import HeldCus, Sharing
+from simulators.costs.transfer import fork_s, late_start_s, launched_first
 from simulators.hardware.machine import Gpu
 from simulators.hardware.parts import Contention, ShaderEngines
 from simulators.overlap.backend import OverlapBackend
@@ -126,8 +126,11 @@ def test_nothing_is_lost_to_others_where_dma_engines_move_beside_plenty_of_memor
 
 # The coefficients
 
+CONCURRENT = {"late_start_first", "fork_s", "wave_slack"}
+"""Of one collective that is launched before the GEMM."""
 
-@pytest.mark.parametrize("name", [name for name in Contention.model_fields if name != "late_start_first"])
+
+@pytest.mark.parametrize("name", sorted(Contention.model_fields.keys() - CONCURRENT))
 def test_each_coefficient_of_contention_changes_some_makespan(name: str) -> None:
     def makespans(overrides: dict[str, Any]) -> list[float]:
         movers = [{"schedule.comm_engine": mover, **overrides} for mover in ("cu", "dma")]
@@ -149,6 +152,82 @@ def test_a_collective_that_is_launched_first_starts_late_by_a_coefficient_of_its
         result[0].metrics["makespan_s"] for result in overlap.evaluate([Batch(design) for design in points])
     )
     assert (first < later) == matters
+
+
+WORKGROUPS = st.integers(1, 5000)
+
+
+@drawn(300)
+@given(workgroups=WORKGROUPS, taken=st.integers(1, 107), until=st.floats(0, 60), slack=st.floats(0, 0.1))
+def test_whole_waves_end_at_the_first_time_at_which_all_are_done(
+    workgroups: int, taken: int, until: float, slack: float
+) -> None:
+    """By trying every time at which some wave ends, of 108 CUs of which some are freed."""
+    cus, alone = 108, -(-workgroups // 108)
+    work = max(min(workgroups * (1 + slack), alone * cus), workgroups)
+    tried = [float(wave) for wave in range(alone, workgroups + 2)]
+    tried += [until + wave for wave in range(workgroups + 2)]
+    done = [
+        time for time in sorted(tried) if _workgroups(time, cus - taken, 0.0) + _workgroups(time, taken, until) >= work
+    ]
+    seconds = float(HeldCus(workgroups, cus, taken, until).waves(alone, slack))
+    assert seconds == pytest.approx(min(done), rel=1e-9)
+    longer = float(HeldCus(workgroups, cus, taken, until + 0.5).waves(alone, slack))
+    assert longer >= seconds * (1 - 1e-12)
+
+
+def _workgroups(time: float, cus: int, begin: float) -> int:
+    """Workgroups of one unit of time that CUs end until a time, if they begin at another one."""
+    return cus * max(math.floor(time - begin + 1e-9), 0)
+
+
+def test_streams_that_part_late_delay_the_collective_and_the_gemm_after_it() -> None:
+    point = put(design("c3_sp"), "system.gpu.contention.fork_s", 1e-3)
+    graph = lower(point)
+    timeline = ENGINES["event"].run(graph)
+    assert timeline.issued[0, graph.of_kind("transfer")].min() >= 1e-3
+    assert graph["delay"][0, graph.of_kind("gemm")] == pytest.approx([2e-3 + point.system.gpu.kernel_launch_s])
+
+
+@pytest.mark.parametrize("topology", ["switch", "ring"])
+@pytest.mark.parametrize("rows", [8192, 32768, 131072])
+def test_a_schedule_on_a100_ends_when_the_formula_says(topology: str, rows: int) -> None:
+    """With streams that part late, and waves that end whole: shares, h and T of the schedule and of the formula."""
+    words = ["study=conccl", "system=a100_8", "schedule=c3_sp", f"system.node.topology={topology}"]
+    words += ["system.gpu.kernel_launch_s=0", "system.gpu.cu_copy.setup_s=0", "system.gpu.hbm_bytes_per_s=1e16"]
+    words += ["system.costs.collective=links", "schedule.comm_cus=8"]
+    overlap = OverlapBackend("event")
+    base = overlap.design(next(iter(overlap.scenarios(request(words).tree).values())))
+    (name,) = (name for name, op in base.workload.operators.items() if not hasattr(op, "m"))
+    point = put(base, f"workload.operators.{name}.rows", rows)
+    gpu, op = launched_first(point.system).gpu, point.workload.overlap().gemm
+    graph = lower(point)
+    timeline, moved = ENGINES["event"].run(graph), graph.of_kind("transfer")
+    times = graph["work"][0] / graph["cap"][0]
+    comm_s = times[moved].max()
+    if topology == "ring":  # steps of two transfers, and the last one of the farthest peer
+        comm_s = sum(sorted(times[moved])[::2])
+    (gemm,) = graph.of_kind("gemm")
+    full, granted = (cost_beside(gpu, (op.m, op.local_n, op.local_k), cus) for cus in (0, 8))
+    # the schedule's GEMM has the waves of this one, and constants of its own
+    alone_s, left_s = times[gemm], times[gemm] * granted.seconds / full.seconds
+    beside = HeldCus(full.kernel.workgroups, gpu.num_cus, 8, 0.0)
+    ends = together(
+        (alone_s, np.asarray(comm_s)),
+        np.asarray(factors(graph)["communication"]),
+        late_s=late_start_s(gpu, alone_s, by="cu"),
+        parted_s=fork_s(gpu),
+        gemm_beside=lambda held_s: Sharing.of(gpu).gemm_until(left_s, alone_s, replace(beside, seconds=held_s)),
+    )
+    ends_found = timeline.finished[0, gemm], timeline.finished[0, moved].max()
+    assert ends_found == pytest.approx(tuple(float(end + fork_s(gpu)) for end in ends), rel=5e-3)
+
+
+def test_slack_of_waves_counts_where_a_collective_ends_before_the_gemm() -> None:
+    """512 workgroups on 108 CUs: with 4 of these taken for a while, 5 waves have room for 520, and not for 525."""
+    beside = HeldCus(512, 108, 4, 4.5)
+    few, more = (Sharing(1.0, True, slack).gemm_until(5.0, 5.0, beside) for slack in (0.0, 0.024))
+    assert (float(few), float(more)) == (5.0, 6.0)
 
 
 # Waves beside other kernels
@@ -221,12 +300,18 @@ def test_a_dynamic_gemm_loses_what_it_lacks_and_the_same_interference(channels: 
 SECONDS, SHARES = magnitudes(1e-5, 1e-1), st.floats(0.05, 1)
 
 
+def at_share(gemm_s: float, share: float) -> Callable[[Any], Any]:
+    """T(h) of a GEMM that has a share of its rate alone for h seconds."""
+    return lambda held_s: np.where(share * held_s < gemm_s, held_s + gemm_s - share * held_s, gemm_s / share)
+
+
 @given(gemm_s=SECONDS, comm_s=SECONDS, gemm=SHARES, comm=SHARES)
 def test_two_operators_at_once_take_the_longer_ones_time_at_least_and_both_ones_at_most(
     gemm_s: float, comm_s: float, gemm: float, comm: float
 ) -> None:
     """At most where their shares add up to 1: otherwise one after the other would be faster."""
-    wall = max(map(float, together(*map(np.asarray, (gemm_s, comm_s, gemm, comm)), late_s=np.asarray(0.0))))
+    alone, starts = (np.asarray(gemm_s), np.asarray(comm_s)), dict.fromkeys(("late_s", "parted_s"), np.zeros(()))
+    wall = max(map(float, together(alone, np.asarray(comm), **starts, gemm_beside=at_share(gemm_s, gemm))))
     assert wall >= max(gemm_s, comm_s) * (1 - 1e-12)
     if gemm + comm >= 1:
         assert wall <= (gemm_s + comm_s) * (1 + 1e-12)
@@ -239,9 +324,10 @@ def test_a_late_start_does_not_depend_on_the_payload_and_ends_with_the_gemm(
     gemm_s: float, gemm: float, comm_s: float, more: float, share: float
 ) -> None:
     """Beside a GEMM that does not slow what moves, a collective ends as much later whatever it moves."""
-    late_s = np.asarray(share * gemm_s)
+    starts, beside = {"late_s": np.asarray(share * gemm_s), "parted_s": np.zeros(())}, at_share(gemm_s, gemm)
     later = [
-        float(together(*map(np.asarray, (gemm_s, moved_s, gemm, 1.0)), late_s=late_s)[1]) - moved_s
+        float(together((np.asarray(gemm_s), np.asarray(moved_s)), np.ones(()), **starts, gemm_beside=beside)[1])
+        - moved_s
         for moved_s in (comm_s, comm_s * more)
     ]
     assert later == pytest.approx([min(share * gemm_s, gemm_s / gemm)] * 2, rel=1e-6, abs=1e-12)
@@ -268,8 +354,9 @@ def test_a_schedule_overlaps_as_the_formula_that_was_held_against_measurements(
     (gemm,), moved = graph.of_kind("gemm"), graph.of_kind("transfer")
     factor = factors(graph)
     times = graph["work"][0] / graph["cap"][0]
-    arguments = times[gemm], times[moved].max(), factor["gemm"], factor["communication"]
-    ends = together(*map(np.asarray, arguments), late_s=late_start_s(point.system.gpu, times[gemm], by="cu"))
+    alone, late_s = (times[gemm], times[moved].max()), late_start_s(point.system.gpu, times[gemm], by="cu")
+    beside = at_share(float(times[gemm]), factor["gemm"])
+    ends = together(alone, np.asarray(factor["communication"]), late_s=late_s, parted_s=0.0, gemm_beside=beside)
     ends_found = timeline.finished[0, gemm], timeline.finished[0, moved].max()
     if factor["gemm"] * 304 + factor["communication"] * channels <= 304:
         assert ends_found == pytest.approx(tuple(map(float, ends)), rel=1e-6)
@@ -286,7 +373,7 @@ def factors(graph: TaskGraph) -> dict[str, float]:
 def row(size: int, channels: int, assignment: str) -> Overlaps:
     """An overlap with an all-reduce whose times are not known."""
     s = np.array([1.0])
-    sizes = np.array([size]), np.array([channels])
+    sizes = np.full((1, 3), size), np.array([channels])
     return Overlaps(*sizes, s, (assignment,), ("all_reduce",), s, s, s, s, s, np.array([True]))
 
 

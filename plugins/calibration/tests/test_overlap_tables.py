@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dse.config.options import conf_dir
+from dse_calibration.overlap_measured.expert_layers import ExpertLayer
 from dse_calibration.overlap_measured.gemm_collective import predict_overlaps
 from dse_calibration.overlap_measured.overlap_tables import overlap_extras
 
@@ -31,7 +33,8 @@ def test_rows_that_cannot_be_predicted_are_counted_by_the_reason(tmp_path: Path)
         "format": good.replace("bf16", "int3"),
         "several nodes": good.replace(",8,1,", ",16,2,"),
         "sizes": good.replace(",57344,", ",,"),
-        "no single GEMM": good.replace("ag_gemm", "moe_ag_scatter_gemm"),
+        "no single GEMM": good.replace("ag_gemm", "MLP ag_rs"),
+        "no number of experts": good.replace("ag_gemm,", "moe_ag_scatter_gemm,").replace(",flux,", ",flux (Comet),"),
         "no overlapped time": good.removesuffix("1.288"),
         "16 GPUs": good.replace(",8,1,", ",16,1,"),
     }
@@ -61,3 +64,47 @@ def test_shipped_overlaps_are_shown_beside_naive_predictions() -> None:
     assert ours < 0.5 * min(ideal, serial)
     sums = shown["sums_by_ctas"]
     assert (sums["predicted_s"] / sums["measured"] - 1).abs().median() < 0.05
+
+
+MOE = (
+    "mine,H100,8,1,NVLink,{op},8192,8192,8192,bf16,flux (Comet),fused tiles,,,{serial},{fused},2.0,"
+    "TPxEP {split}; 32 experts; top-4"
+)
+
+
+@pytest.mark.parametrize("op", ["moe_ag_scatter_gemm", "moe_gemm_gather_rs"])
+@pytest.mark.parametrize("split", ["8x1", "4x2"])
+def test_a_layer_of_experts_ends_before_its_parts_in_turn_and_not_before_the_longest(
+    op: str, split: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "overlaps.csv"
+    file.write_text(HEAD + MOE.format(op=op, split=split, serial=2.0, fused=1.0) + "\n")
+    (row,), skipped = predict_overlaps(file)
+    assert not skipped and row.software == "comet" and not row.fitted
+    serial, fused = row.predicted
+    assert serial > sum(row.parts)
+    gemm_s, _ = row.parts
+    assert 0.8 * gemm_s < fused < serial
+    flop = 2 * 8192 * 4 * 8192 * 8192 / 8
+    assert fused > flop / 989.4e12
+
+
+def test_experts_spread_over_groups_are_as_many_products_on_fewer_rows_each() -> None:
+    cells = {"op": "moe_ag_scatter_gemm", "m": "8192", "n": "8192", "k": "4096", "dtype": "bf16"}
+    split, spread = (
+        ExpertLayer.of({**cells, "note": f"TPxEP {degrees}; 64 experts; top-2"}, 8) for degrees in ("8x1", "2x4")
+    )
+    assert split is not None and spread is not None
+    assert (split.rows, split.local_experts) == (2 * 8192, 64)
+    assert (spread.rows, spread.local_experts) == (2 * 8192 / 4, 16)
+    assert spread.rows * spread.n / spread.tensor == split.rows * split.n / split.tensor
+    assert ExpertLayer.of({**cells, "note": "of experts"}, 8) is None
+
+
+def test_public_rows_of_layers_of_experts_are_near_those_of_one_kernel() -> None:
+    rows, _ = predict_overlaps(SHIPPED / "gemm_collective.csv")
+    experts = [row for row in rows if row.row["op"].startswith("moe_")]
+    unseen = [row for row in experts if not row.fitted]
+    assert (len(experts), len(unseen)) == (8, 5)
+    assert all(row.right_sign for row in experts)
+    assert np.median([abs(row.error) for row in unseen]) < 0.1

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,25 +18,26 @@ from dse_calibration.overlap_measured.prefills import BASELINE, NO_SUMS, OVERLAP
 from simulators.costs.power import sustained_clock
 from simulators.costs.sharing import Sharing
 from simulators.hardware.machine import tree_of
-from simulators.hardware.parts import LoadedClock
+from simulators.hardware.parts import CuCopy, LoadedClock
 from simulators.steps.backend import StepBackend, metrics_of
 from simulators.steps.design import StepDesign
 from simulators.steps.operators.fused_sums import HALVES
-from simulators.steps.overlap.token_splits import beside_sums, hidden_s
+from simulators.steps.operators.work import OperatorCost
+from simulators.steps.overlap.token_splits import LibrarySums, beside_sums, hidden_s
 from simulators.workloads.model_zoo import model_tree, option_tree
 
 SECONDS = st.floats(1e-6, 1e-2)
 BACKEND = StepBackend()
 
 
-def prefill(prompt_len: int = 4096, **parallel: Any) -> StepDesign:
-    """A prefill of Llama 3 8B on GPUs of 8 x H100."""
+def prefill(prompt_len: int = 4096, system: str = "h100_8", **parallel: Any) -> StepDesign:
+    """A prefill of Llama 3 8B on GPUs of a node, 8 x H100 if no other."""
     sections = {"optimizer": "adam", "kernels": "flash"}
     run = {"mode": "prefill", "batch": 1, "sequence_length": prompt_len, "precision": "bf16"}
     return BACKEND.design(
         {
             **{group: option_tree(group, option) for group, option in sections.items()},
-            "system": tree_of("h100_8"),
+            "system": tree_of(system),
             "model": model_tree("llama3_8b"),
             "run": run,
             "parallel": {"tp": 4, "pp": 1, "dp": 1, "collectives": "in_switch", **parallel},
@@ -90,12 +92,44 @@ def test_kernels_beside_sums_are_slowed_for_as_long_as_sums_take(
     assert float(seconds) <= max(slower, interference) * alone * (1 + 1e-12)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"tp": 1}, {"collectives": "library"}, {"sequence_parallel": True}], ids=["one GPU", "rings", "split"]
-)
-def test_halves_are_refused_where_no_switch_adds_partial_sums(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("changes", [{"tp": 1}, {"sequence_parallel": True}], ids=["one GPU", "split"])
+def test_halves_are_refused_where_no_partial_sums_are_added(changes: dict[str, Any]) -> None:
     paths = {problem.path for problem in BACKEND.problems(prefill(split_ctas=8, **changes))}
     assert "parallel.split_ctas" in paths
+
+
+def on_node_without_sums(**parallel: Any) -> StepDesign:
+    """A long prefill on A100s, whose switch does not add."""
+    return prefill(16384, "a100_8", **parallel)
+
+
+def test_halves_have_the_librarys_sums_where_no_switch_adds() -> None:
+    undivided, halves = (on_node_without_sums(collectives="library", split_ctas=ctas) for ctas in (0, 8))
+    assert BACKEND.problems(undivided) == BACKEND.problems(halves) == []
+    serial, split = metrics_of(undivided), metrics_of(halves)
+    assert split["flop"] == pytest.approx(serial["flop"], rel=1e-3)
+    assert split["iteration_s"] < serial["iteration_s"]  # long prompts gain
+    assert split["iteration_s"] > serial["iteration_s"] * (1 - serial["share_communication"])  # no more than all sums
+    (problem,) = BACKEND.problems(on_node_without_sums(collectives="in_switch", split_ctas=8))[:1]
+    assert "switch that adds" in str(problem)
+    assert undivided.system.gpu.cu_copy is not None
+    most = int(undivided.system.gpu.cu_copy.num_cus)
+    (problem,) = BACKEND.problems(on_node_without_sums(collectives="library", split_ctas=most + 1))
+    assert problem.path == "parallel.split_ctas"
+    assert f"take {most} at most" in problem.way_out
+
+
+@given(few=st.integers(1, 24), more=st.integers(1, 24), sent=SECONDS, slowdown=st.floats(1, 2))
+def test_sums_of_the_library_take_no_less_on_fewer_ctas_or_beside_gemms(
+    few: int, more: int, sent: float, slowdown: float
+) -> None:
+    copy = CuCopy(num_cus=24, bytes_per_s_per_cu=18e9, all_to_all_factor=1.0, link_efficiency=0.9, setup_s=1e-5)
+    alone = OperatorCost(*(np.asarray(value) for value in (0.0, 0.0, 1e9 * sent, sent)))
+    times = [float(LibrarySums(ctas, copy, slowdown).cost(alone).seconds) for ctas in sorted((few, more))]
+    assert times[0] >= times[1] * (1 - 1e-12)
+    assert times[1] >= sent * (1 - 1e-12)
+    few_ctas = LibrarySums(few, copy, slowdown).cost(alone)
+    assert few_ctas.comm_cu_s == pytest.approx(few * few_ctas.seconds)
 
 
 # Clock under load

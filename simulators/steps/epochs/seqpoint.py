@@ -1,6 +1,7 @@
 """Samples of an epoch over variable sequence lengths: SeqPoint, and simpler choices of iterations.
 
-SeqPoint (arXiv:2007.10459) takes one epoch's sequence lengths and iteration times t on one configuration:
+SeqPoint (arXiv:2007.10459) takes one epoch's sequence lengths and iteration times t on one configuration. Its abstract
+does not list the steps; these are recollection, as are their parameters (`conf/iterations/seqpoint.yaml`):
 
     few unique lengths      each of them stands for itself
     else                    the range of lengths is split into k bins of equal width, k = k0 at first; of each, the

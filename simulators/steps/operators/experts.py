@@ -198,14 +198,17 @@ def _experts(sizes: Sizes, routing: _TokenRouting) -> Iterator[Op]:
     wide = routing.width * (2 if sizes.model.gated else 1)  # gate and up projection in one product
     parts: dict[str, Any] = {"batch": routing.active, "transposed": True, "grouped": True}
     launches = np.asarray(kernels.products) * routing.local
-    yield Op("permute", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
+    ordered = sizes.parallel.exchanges != "one_kernel"  # which sends rows to where their expert reads them
+    if ordered:
+        yield Op("permute", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
     yield Op("expert fc1", "fc", "forward", Product(wide, rows_each, hidden, **parts), launches=launches)
     yield from _row_passes(sizes, routing, EXPERT_CLAMP)
     gated = sizes.gate * routing.width * routing.rows
     yield stream(sizes, "expert activation", "activation", sizes.kernels.activation, gated)
     yield Op("expert fc2", "fc", "forward", Product(hidden, rows_each, routing.width, **parts), launches=launches)
     yield from _row_passes(sizes, routing, EXPERT_BIAS)
-    yield Op("unpermute", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
+    if ordered:
+        yield Op("unpermute", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
 
 
 EXPERT_BIAS, EXPERT_CLAMP = "expert bias", "expert clamp activation"

@@ -211,7 +211,7 @@ def reduce_partial_sums(sizes: Sizes, name: str) -> Iterator[Op]:
     pattern: Pattern = "reduce_scatter" if sizes.parallel.sequence_parallel else "all_reduce"
     kind: Kind = "fc" if name == "ffn" else "linear"
     norm: dict[str, Any] = {}
-    if sizes.half:
+    if sizes.half and sizes.parallel.collectives == "in_switch":  # the library's kernel computes no norm
         norm = {"ctas": sizes.parallel.split_ctas, "norm_bytes": 2 * sizes.activations / sizes.tp}
     yield from _order_tokens(sizes, f"before {name}")
     yield Op(f"{pattern.replace('_', '-')} {name}", kind, "forward", Exchange(pattern, sizes.activations, **norm))

@@ -288,9 +288,14 @@ def beside_moved_data(
     ]
 
 
+def is_linear(op: Op) -> bool:
+    """Return whether an operator is a product of a linear layer, which may run at a precision of its own."""
+    return isinstance(op.work, Product) and op.kind in ("linear", "fc") and not op.unnarrowed
+
+
 def _costs_of_linear(ops: Sequence[Op], platform: Platform, linear: Platform) -> list[OperatorCost]:
     """Cost of each operator, of products of linear layers on a platform of their own."""
-    apart = [isinstance(op.work, Product) and op.kind in ("linear", "fc") and not op.unnarrowed for op in ops]
+    apart = [is_linear(op) for op in ops]
     platforms = {True: linear, False: replace(platform, linear=None)}  # or it would be split again
     costs = {
         side: iter(operator_costs([op for op, is_apart in zip(ops, apart, strict=True) if is_apart == side], where))

@@ -1,4 +1,4 @@
-"""Exchanges of experts beside other work: beside the shared expert, or beside the other of two micro-batches.
+"""Exchanges of experts beside other work: the shared expert, the other of two micro-batches, or tiles in one kernel.
 
 What two streams (`simulators.steps.overlap.two_streams`) do side by side in a layer, by `parallel.exchanges`. F, B, W:
 forward, backward of inputs, gradients of weights; a, e, h: attention with router and norms, routed experts, shared
@@ -15,6 +15,8 @@ experts.
                                         h, e of 2              combine of 1
     shared_expert                       first GEMM of h        dispatch
       (Megatron-LM)                     second GEMM of h       combine
+    one_kernel, inference               tiles of e             tiles of dispatch, and of combine
+      (`simulators.costs.tile_pipeline`)
 
 Kernels that exchange hold CUs. Beside the other micro-batch GEMMs keep to the CUs that are left all the time, as DeepEP
 and DeepGEMM are set; they wait for nothing else. What is computed beside an exchange takes, with c CUs of which c_x are
@@ -24,7 +26,9 @@ held, f the interference of moved data, and u, u_x the shares of the HBM's rate 
     streams     T max(1, u + u_x, min(c / (c - c_x), 1 / u))     one that leaves the HBM idle is bound by its CUs
 
 (streams: derived). An SM of the exchange takes `gpu.contention.cu_copy_beside_gemm` times as long for a byte. Sums of
-tp are part of compute and slow nothing down; what is computed again is part of B_a, B_e and B_h, exchanges of B_e.
+tp are part of compute and slow nothing down; what is computed again is part of B_a, B_e and B_h, exchanges of B_e. In
+one kernel rows go where their expert reads them, so that nothing orders them; its tiles are the rows of each expert in
+`tile_rows` (`implementation`), and SMs that communicate are given back once it has ended (assumed).
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.sharing import Sharing
+from simulators.costs.tile_pipeline import tile_parts
 from simulators.hardware.network import ExpertLibrary
 from simulators.hardware.parts import Contention
 from simulators.steps.operators.experts import TokenExchange
@@ -59,6 +64,7 @@ _REGIONS = {True: ("attention", "experts", "shared"), False: ("shared", "experts
 """Forward or backward -> what operators of a layer are of: before its first exchange, up to the second, and after."""
 # names of operators from the second GEMM of shared experts on
 _SECOND = ("shared fc2", "all-reduce ffn shared", "reduce-scatter ffn shared")
+FIRST_OF_EXPERTS = "expert fc1"
 _AFTER_COMBINE = "all-gather experts"  # gathered after the combine, before the next attention
 
 
@@ -66,13 +72,14 @@ _AFTER_COMBINE = "all-gather experts"  # gathered after the combine, before the 
 class OverlappedExchanges:
     """Exchanges of experts beside other work on a GPU.
 
-    num_cus: that kernels of exchanges hold. contention: None where nothing is known of it.
+    num_cus: that kernels of exchanges hold. contention: None where nothing is known of it. tile_rows: of one kernel.
     """
 
     how: Exchanges
     platform: Platform
     contention: Contention | None
     num_cus: ArrayLike
+    tile_rows: int = 1
 
     @property
     def taken(self) -> Any:
@@ -97,10 +104,18 @@ class OverlappedExchanges:
 
     def _streams(self, parts: Sequence[StageOperator], *, training: bool) -> tuple[TwoStreams, ...]:
         layer = _LayerTimes.of(self, parts)
+        if self.how == "one_kernel":
+            return (layer.in_one_kernel(self._tiles(parts)),)
         if self.how == "shared_expert":
             passes = (True, False) if training else (True,)  # forward alone in inference
             return tuple(layer.beside_shared(forward=forward) for forward in passes)
         return (layer.opposite_phases() if training else layer.two_batches(),)
+
+    def _tiles(self, parts: Sequence[StageOperator]) -> Floats:
+        """Tiles of rows of the experts of a GPU: those of each active expert, rounded up."""
+        products = (part.op.work for part in parts if part.op.phase == "forward" and part.op.name == FIRST_OF_EXPERTS)
+        (work,) = (work for work in products if isinstance(work, Product))
+        return np.asarray(np.asarray(work.batch) * np.ceil(np.asarray(work.n, float) / self.tile_rows))
 
     def rates_of(self, parts: Sequence[StageOperator]) -> list[Floats]:
         """Share of its own rate at which each operator runs beside an exchange, or each exchange beside compute."""
@@ -258,6 +273,22 @@ class _LayerTimes:
             self.slot("experts of 2", first, "experts", "combine"),
         )
         return TwoStreams((begin, *further[1:]), further, (self.slot("last combine", exchange="combine"),))
+
+    def in_one_kernel(self, tiles: Floats) -> TwoStreams:
+        """Slots of a forward pass whose experts are one kernel: its fill, tiles and drain."""
+        late, alone = self.late.get("experts", np.zeros(())), self.alone.get("experts", np.zeros(()))
+        rate = np.where(late > 0, quotient(alone, late), 1.0)
+        moves = [self.exchanges.get(name, (np.zeros(()), np.ones(()))) for name in ("dispatch", "combine")]
+        slots = [self.slot("attention", bound="attention")]
+        for part in tile_parts(tiles):
+            shares = (part.arriving, part.leaving)
+            moved = [share * seconds for share, (seconds, _) in zip(shares, moves, strict=True)]
+            beside = sum((time / pace for time, (_, pace) in zip(moved, moves, strict=True)), np.zeros(()))
+            total = np.asarray(moved[0] + moved[1])
+            pace = np.where(beside > 0, quotient(total, beside), 1.0)
+            slots.append(Slot(f"experts, {part.name}", 0.0, part.computed * alone, total, rate, pace))
+        slots.append(self.slot("shared", bound="shared in, shared out"))
+        return TwoStreams(tuple(slots), tuple(slots))
 
     def beside_shared(self, *, forward: bool) -> TwoStreams:
         """Slots of a pass of one micro-batch: each GEMM of shared experts beside an exchange."""

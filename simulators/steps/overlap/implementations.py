@@ -1,4 +1,4 @@
-"""Software that overlaps a GEMM and its collective (`conf/implementation`): schedules, their costs, and the command.
+"""Software that overlaps GEMMs and collectives (`conf/implementation`): schedules, their costs, and the command.
 
 A schedule says what runs beside what; barriers, time of the host, tiles and rates belong to the software that runs it.
 At a site the name of an implementation stands for its schedule in the order of the site (`sites.ffn_in=flux`).
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dse import plugins
 from dse.config.options import list_options
@@ -21,7 +21,7 @@ from dse.errors import ConfigError, Problem, did_you_mean, validate_as
 from dse.results.run_folder import CommandAnswer
 from dse.space.blocks import Rule
 from dse.values import Frozen, Source
-from dse.values.units import Bytes, with_prefix
+from dse.values.units import Bytes, Integer, Number, Seconds, with_prefix
 from simulators.hardware.machine import merged
 from simulators.hardware.parts import Precision
 from simulators.workloads.model_zoo import option_tree
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 Place = Literal["before", "after", "beside"]
 Mode = Literal["training", "prefill", "decode"]
 GROUP = "implementation"
+FORMATS = {"mixed": "fp16", "fp16_storage": "fp32", "fp8_block": "fp8"}
+"""Precision of a run -> format of the inputs of its GEMMs, where the names differ."""
 
 
 class LeastSize(Frozen):
@@ -42,14 +44,37 @@ class LeastSize(Frozen):
     bytes_per_gpu: Mapping[str, Bytes] = {}
 
 
+class ExpertKernel(Frozen):
+    """One kernel that exchanges rows of experts by tiles and multiplies them (`simulators.costs.tile_pipeline`).
+
+    splits: of experts that it is for, each over GPUs (`tensor`), or among them (`expert`). tile_rows: rows of a tile.
+    num_sms: SMs that its communication holds beside the products; None: as many as those of the library of exchanges.
+    gathers, scatters: what moves a layer's tokens where each expert is split over GPUs, and its sums: copy engines,
+    stores of the workgroups that multiply, or kernels; shard by shard, of which a GPU has one.
+    serial: no kernel at all, but one after the other: expert_s of the host for each expert, which waits for the GPU,
+    and rows_before, rows_after: how often routed rows pass through memory before products, and after them.
+    """
+
+    splits: tuple[Literal["tensor", "expert"], ...] = ("expert",)
+    tile_rows: Annotated[Integer, Field(ge=1, le=4096)] = 128
+    num_sms: Annotated[Integer | None, Field(ge=0, le=4096)] = None
+    gathers: Literal["dma", "store", "cu"] = "cu"
+    scatters: Literal["dma", "store", "cu"] = "cu"
+    serial: bool = False
+    expert_s: Annotated[Seconds, Field(le=1)] = 0.0
+    rows_before: Annotated[Number, Field(ge=0, le=1000)] = 0.0
+    rows_after: Annotated[Number, Field(ge=0, le=1000)] = 0.0
+
+
 class Implementation(Frozen):
     """An implementation.
 
     schedules: option of the group `schedule`, and values of its knobs, by the place of the collective: before or after
-    the GEMM that it belongs to, or beside another. frameworks: that it is part of. gpus: that it runs on, and
-    precisions; all where none is named. fitted_on: rows that constants were fitted on, by their cells, and which.
-    unseen: what they are taken as where no row was seen. least: size below which it leaves a site serial. switches:
-    sites that its framework overlaps together or not at all, by the name of what is switched.
+    the GEMM that it belongs to, or beside another. experts: its kernel of experts, or how it has them one after
+    another; None for none. frameworks: that it is part of. gpus: that it runs on, and precisions; all where none is
+    named. fitted_on: rows that constants were fitted on, by their cells, and which. unseen: what they are taken as
+    where no row was seen. least: size below which it leaves a site serial. switches: sites that its framework overlaps
+    together or not at all, by the name of what is switched.
     """
 
     name: str
@@ -58,12 +83,19 @@ class Implementation(Frozen):
     gpus: tuple[str, ...] = ()
     precisions: tuple[Precision, ...] = ()
     modes: tuple[Mode, ...] = get_args(Mode)
-    schedules: Mapping[Place, Mapping[str, Any]] = Field(min_length=1)
+    schedules: Mapping[Place, Mapping[str, Any]] = {}
+    experts: ExpertKernel | None = None
     fitted_on: tuple[Mapping[str, Any], ...] = ()
     unseen: Mapping[str, Any] = {}
     least: LeastSize = LeastSize()
     switches: Mapping[str, tuple[str, ...]] = {}
     sources: Mapping[str, Source] = {}
+
+    @model_validator(mode="after")
+    def _overlaps_something(self) -> Self:
+        if not self.schedules and self.experts is None:
+            raise ValueError("overlaps nothing: give schedules, or experts")
+        return self
 
     def tree(self, place: Place, *, knobs: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Tree of the schedule at a place. Raises ConfigError.
@@ -71,7 +103,7 @@ class Implementation(Frozen):
         knobs: in place of those that it has; None for what the option of the schedule has.
         """
         if place not in self.schedules:
-            there = " and ".join(self.schedules)
+            there = " and ".join(self.schedules) or "beside experts (parallel.exchanges=one_kernel)"
             rule, way = f"has no schedule of a collective {place} its GEMM", f"use it where the collective is {there}"
             raise ConfigError([Problem("", rule, self.name, way)])
         own = dict(self.schedules[place])
@@ -116,7 +148,21 @@ def implementation(name: str) -> Implementation | None:
     if name not in names_of(GROUP) and not Path(name).is_file():
         return None
     tree = option_tree(GROUP, name)
-    return validate_as(Implementation, tree, path=f"{GROUP}/{name}") if "schedules" in tree else None
+    described = {"schedules", "experts"} & tree.keys()
+    return validate_as(Implementation, tree, path=f"{GROUP}/{name}") if described else None
+
+
+def kernels_of_experts() -> tuple[Implementation, ...]:
+    """Implementations with one kernel for a layer whose experts are spread over GPUs, by name."""
+    every = filter(None, map(implementation, sorted(names_of(GROUP))))
+    kernels = ((software, software.experts) for software in every if software.experts is not None)
+    return tuple(software for software, kernel in kernels if "expert" in kernel.splits and not kernel.serial)
+
+
+def kernel_of_experts(gpu: str, precision: str, mode: Mode) -> Implementation | None:
+    """The first of these by name that runs on a GPU at a precision in a mode; None where none does."""
+    where = gpu, FORMATS.get(precision, precision), mode
+    return next((software for software in kernels_of_experts() if software.refusal(*where) is None), None)
 
 
 def list_implementations(words: Sequence[str]) -> CommandAnswer:
@@ -147,6 +193,7 @@ def _table(chosen: Sequence[Implementation]) -> Table:
         known = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
         gpus, formats = (", ".join(values) or "all" for values in (software.gpus, software.precisions))
         schedules = "\n".join(f"{place}: {tree['schedule']}" for place, tree in software.schedules.items())
+        schedules = schedules or "experts"
         shown.add_row(software.name, software.description, gpus, formats, schedules, known)
     return shown
 

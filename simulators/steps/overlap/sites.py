@@ -46,7 +46,7 @@ from simulators.hardware.parts import ELEMENT_BYTES
 from simulators.hardware.schedule_system import WholeNode, schedules_see
 from simulators.steps.operators.work import AGAIN, Exchange, Op, OperatorCost, Platform, Product, collective
 from simulators.steps.overlap.gradient_contention import ENGINE
-from simulators.steps.overlap.implementations import Implementation, Mode, Place, implementation
+from simulators.steps.overlap.implementations import FORMATS, Implementation, Mode, Place, implementation
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.symmetry import patterns
 from simulators.workloads.model_zoo import option_tree
@@ -57,8 +57,6 @@ Order = Literal["before", "after"]
 SERIAL = "serial"
 """Option of the group `schedule` that a site without another one has."""
 _COLUMNS = 512  # of a tensor of which only the bytes are known
-_FORMATS = {"mixed": "fp16", "fp16_storage": "fp32", "fp8_block": "fp8"}
-"""Precision of a run -> format of the inputs of its GEMMs, where the names differ."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,7 @@ class TensorGroup:
 
     @classmethod
     def _build(cls, machine: Device, tp: int, precision: str) -> TensorGroup:
-        constants, format_ = machine.gpu.constants(precision), _FORMATS.get(precision, precision)
+        constants, format_ = machine.gpu.constants(precision), FORMATS.get(precision, precision)
         efficiency = {} if constants is None else {format_: constants}
         system, costs = schedules_see(machine, tp, efficiency), machine.costs
         # every GPU by itself, with unequal shares
@@ -453,7 +451,7 @@ def _validated(tree: Any) -> Any:
 
 def place_of(software: Implementation, site: str) -> Place:
     """The place of the collective of a site that an implementation has a schedule of."""
-    order = SITES[site].order if site in SITES else next(iter(software.schedules))
+    order: Place = SITES[site].order if site in SITES else next(iter(software.schedules), "before")
     return "beside" if order not in software.schedules and "beside" in software.schedules else order
 
 

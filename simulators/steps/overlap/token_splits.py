@@ -1,27 +1,60 @@
-"""A prompt in two halves of its tokens: one computes while the other's partial sums are added (TokenWeave).
+"""A prompt in two halves of its tokens: one computes while the other's partial sums are added (TokenWeave, ISO).
 
 In each layer the halves A and B take turns, attention of A, of B, feed-forward of A, of B; what a half computes waits
-for its own sum, which runs beside the other half's kernels on `parallel.split_ctas` CTAs
-(`simulators.steps.operators.fused_sums`; arXiv:2505.11329). Kernels beside it have these CUs less, and suffer from what
-moves (`gpu.contention.gemm_beside_cus`), for as much of their time as sums take over what is computed
-(derived).
+for its own sum, which runs beside the other half's kernels on `parallel.split_ctas` CTAs. Kernels beside it have these
+CUs less, and suffer from what moves (`gpu.contention.gemm_beside_cus`), for as much of their time as sums take over
+what is computed (derived).
 
     computing ends     t_c = max(t_c, ready of the half) + its time        sums likewise, on a stream of their own
+
+With `parallel.collectives=in_switch` one kernel adds in the switch and computes the norm
+(`simulators.steps.operators.fused_sums`; arXiv:2505.11329). With `library` a sum is the library's all-reduce, as on
+nodes without such a switch (arXiv:2409.11155), and the norm is a kernel of its own. On c of the c_l CTAs that the
+library takes, whose CTAs move r bytes/s each and send x bytes/s over the links alone, the sum takes, with u of
+`simulators.costs.transfer.link_utilisation` and f the slowdown of a CTA beside GEMMs
+(`gpu.contention.cu_copy_beside_gemm`),
+
+    T_c = T u(c_l r / x) / u(c r / (f x))     and no less than T (derived)
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.sharing import Sharing
+from simulators.costs.transfer import link_utilisation
+from simulators.hardware.parts import CuCopy
 from simulators.steps.operators.fused_sums import HALVES
+from simulators.steps.operators.work import OperatorCost, quotient
 
 Floats = NDArray[np.float64]
 _WARM_UP = 4  # layers after which each takes as long as the one before
+
+
+@dataclass(frozen=True)
+class LibrarySums:
+    """The library's all-reduces of halves of tokens on `ctas` CTAs. copy: its kernels on all CTAs that it takes.
+
+    slowdown: of a CTA that copies beside GEMMs.
+    """
+
+    ctas: ArrayLike
+    copy: CuCopy
+    slowdown: ArrayLike = 1.0
+
+    def cost(self, alone: OperatorCost) -> OperatorCost:
+        """Cost of a sum beside the other half. alone: of the library's on all of its CTAs."""
+        sent = np.maximum(quotient(alone.wire_bytes, alone.seconds), 1.0)  # a byte a second where nothing is sent
+        of_cta = np.asarray(self.copy.bytes_per_s_per_cu) / sent
+        free = link_utilisation(np.asarray(self.copy.num_cus) * of_cta)
+        beside = link_utilisation(np.asarray(self.ctas) * of_cta / np.asarray(self.slowdown))
+        seconds = alone.seconds * np.maximum(free / beside, 1.0)
+        return replace(alone, seconds=seconds, comm_cu_s=np.asarray(self.ctas, float) * seconds)
 
 
 def beside_sums(alone: Sequence[Any], granted: Sequence[Any], sums: Sequence[Any], *, sharing: Sharing) -> list[Floats]:

@@ -199,6 +199,8 @@ def _exchange_rules(moe: MixtureOfExperts | None, run: Run, parallel: Parallel) 
         rule = "hides exchanges behind a shared expert, and the model has none"
         yield Rule(path, none, rule, how, way_out="set two_micro_batches, or waited")
         return
+    if how == "one_kernel":  # micro-batches are waited for; which software runs is a rule of the design
+        return
     m = np.asarray(run.micro_batches)
     alone = "leaves a micro-batch without another one for parallel.exchanges = two_micro_batches"
     if run.mode == "training":

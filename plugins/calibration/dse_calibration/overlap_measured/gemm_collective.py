@@ -20,14 +20,17 @@ from typing import Any
 
 from dse.backend import Batch
 from dse.config.options import list_options, load_yaml
+from dse.errors import validate_as
 from dse.errors.parsing import whole_number
 from dse.files import read_csv
 from dse_calibration.calibrate import plain_name
+from dse_calibration.overlap_measured import expert_layers
+from dse_calibration.overlap_measured.expert_layers import ExpertLayer
 from simulators.hardware.machine import merged, tree_of
 from simulators.hardware.parts import ELEMENT_BYTES
 from simulators.hardware.schedule_system import ScheduleSystem, widen
 from simulators.overlap.backend import OverlapBackend
-from simulators.steps.overlap.implementations import Implementation, Place, implementation
+from simulators.steps.overlap.implementations import ExpertKernel, Implementation, Place, implementation
 
 NEEDED = ("gpu", "gpus", "op", "m", "n", "k", "dtype", "method", "baseline_ms", "overlapped_ms", "speedup")
 _NODE = 8  # GPUs of the machines that are shipped for schedules
@@ -38,7 +41,11 @@ _OPS: Mapping[str, tuple[str, str, Place]] = {
 }
 
 
-_ALIASES = {"AG+GEMM": "ag_gemm", "GEMM+RS": "gemm_rs"}
+_ALIASES = {
+    **{"AG+GEMM": "ag_gemm", "GEMM+RS": "gemm_rs"},
+    **dict.fromkeys(("AG+MoE", "AG+GroupGEMM", "ag_moe"), "moe_ag_scatter_gemm"),
+    **dict.fromkeys(("MoE+RS", "GroupGEMM+RS", "moe_rs"), "moe_gemm_gather_rs"),
+}
 _OF_RANK = "AG+GEMM"  # whose m is the rows of one rank
 _PRESUMED = " (presumed)"
 
@@ -118,8 +125,9 @@ def fits_of(cells: Mapping[str, str]) -> frozenset[str]:
 def _unpredictable(cells: Mapping[str, str]) -> str | None:
     """The first reason why a row cannot be predicted; None if it can."""
     gpus = cells["gpus"] or str(_NODE)
+    known = cells["op"] in _OPS or cells["op"] in expert_layers.OPS
     reasons = {
-        f"{cells['op']}: no single GEMM with an all-gather before or a sum after it": cells["op"] in _OPS,
+        f"{cells['op']}: no single GEMM with an all-gather before or a sum after it": known,
         "no sizes": all(whole_number(cells[name]) is not None for name in ("m", "n", "k")),
         f"no such format: {cells['dtype']}": cells["dtype"] in ELEMENT_BYTES,
         "no overlapped time": bool(cells["speedup"]),
@@ -127,6 +135,7 @@ def _unpredictable(cells: Mapping[str, str]) -> str | None:
         f"no machine for GPU {cells['gpu'] or '(not named)'}": _system(cells) in list_options("system"),
         f"{gpus} GPUs: machines are of {_NODE}": 2 <= (whole_number(gpus) or 0) <= _NODE,
         f"method {cells['method']}: no implementation describes it": _software(cells) is not None,
+        "no number of experts and of those of a token": cells["op"] in _OPS or _layer(cells) is not None,
     }
     return next((reason for reason, holds in reasons.items() if not holds), None)
 
@@ -157,8 +166,14 @@ def _software(cells: Mapping[str, str], *, learnt: bool = True) -> tuple[Impleme
             if not learnt and software.fits("schedule"):
                 continue
             baseline = _implementation(method.get("baseline", _settings()["baseline"]))
+            if cells["op"] in expert_layers.OPS:
+                return (baseline, software) if software.experts is not None else None
             return (baseline, software) if _OPS[cells["op"]][2] in software.schedules else None
     return None
+
+
+def _layer(cells: Mapping[str, str]) -> ExpertLayer | None:
+    return ExpertLayer.of(cells, _num_gpus(cells))
 
 
 def _implementation(name: str) -> Implementation:
@@ -182,8 +197,11 @@ def predict_overlap(
     baseline, overlapped = (float(cells[name]) * 1e-3 if cells[name] else None for name in names)
     machine = merged(_machine(cells), changes or {})
     # two readings of the sizes: of all GPUs, or of one; tables of all-reduces say that k is of one
-    wholes = (False,) if _OPS[cells["op"]][0] == "all_reduce" else (True, False)
-    readings = [_times(cells, machine, whole=whole, knobs=knobs) for whole in wholes]
+    if cells["op"] in expert_layers.OPS:
+        readings = [_times_of_experts(cells, machine, knobs or {})]
+    else:
+        wholes = (False,) if _OPS[cells["op"]][0] == "all_reduce" else (True, False)
+        readings = [_times(cells, machine, whole=whole, knobs=knobs) for whole in wholes]
     times = readings[0]
     if baseline is not None:
         # ratios: half and twice are as far off
@@ -216,8 +234,12 @@ def _is_row(cells: Mapping[str, str], row: Mapping[str, Any]) -> bool:
 @cache
 def fitted_rows() -> Sequence[Mapping[str, Any]]:
     """Rows that constants of machines or of implementations were fitted on."""
-    names = {_settings()["baseline"], *(method["implementation"] for method in _settings()["methods"])}
+    methods = _settings()["methods"]
+    names = {_settings()["baseline"], *(method[key] for method in methods for key in method if key in _NAMED)}
     return [*_settings()["calibrated_on"], *(row for name in sorted(names) for row in _implementation(name).fitted_on)]
+
+
+_NAMED = ("implementation", "baseline")
 
 
 def unseen_constants() -> Mapping[str, Any]:
@@ -256,6 +278,29 @@ def _times(
     baseline, overlapped = (float(result.metrics["makespan_s"][0]) for result in results)
     gemm_s, comm_s = (float(results[0].metrics[name][0]) for name in ("gemm_s", "comm_s"))
     return baseline, overlapped, gemm_s, comm_s
+
+
+def _times_of_experts(
+    cells: Mapping[str, str], tree: Mapping[str, Any], knobs: Mapping[str, Any]
+) -> tuple[float, float, float, float]:
+    """The same of a layer of experts."""
+    layer, software = _layer(cells), _software(cells)
+    assert layer is not None and software is not None
+    kernels = [_kernel(described, described.experts, knobs) for described in software if described.experts is not None]
+    system = ScheduleSystem.of(tree)
+    baseline, gemm_s, comm_s = expert_layers.serial_s(layer, kernels[0], system)
+    return baseline, expert_layers.fused_s(layer, kernels[-1], system), gemm_s, comm_s
+
+
+def _kernel(software: Implementation, kernel: ExpertKernel, knobs: Mapping[str, Any]) -> ExpertKernel:
+    """How software has experts, with knobs that it was fitted by at other values; `unseen` ones for None."""
+    changed = {
+        knob: software.unseen.get(knob) if value is None else value
+        for knob, value in knobs.items()
+        if software.fits(knob) and knob in ExpertKernel.model_fields
+    }
+    tree = {**kernel.model_dump(), **{knob: value for knob, value in changed.items() if value is not None}}
+    return validate_as(ExpertKernel, tree, path=software.name)
 
 
 def _machine(cells: Mapping[str, str]) -> dict[str, Any]:
