@@ -17,16 +17,20 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import causes
 from benchmarks.recorded import ROOT
 from benchmarks.unchanged import run
 from dse.results.report import error_text, flips_text
 
 ROWS = ROOT / "benchmarks" / "records" / "claims"
 README = ROOT / "README.md"
+PAGES = ROOT / "docs" / "papers"
+PAGE_BEGIN, PAGE_END = "<!-- claims: python -m benchmarks.claims --pages -->", "<!-- end of claims -->"
+"""Lines of a paper's page between which its claims stand."""
 BEGIN, END = "<!-- trust: python -m benchmarks.claims --write -->", "<!-- end of trust -->"
 """Lines of the README between which the table by paper stands."""
 STUDIES = (
@@ -59,14 +63,18 @@ _BASES = ("fitted", "input", "by construction")
 _HEAD = """# Claims
 
 Published values and ours, judged by their tolerances; recorded by `python -m benchmarks.claims --record`. A paper has
-one row over all of its studies: a claim that one of them misses is a miss. Only predicted claims test a model. Fitted:
-a constant was fitted to them. Input: the published value, or a constant taken from it, is put in. By construction: the
-model allows no other value. Errors are ours over the published value, less one. Flips: each constant that was assumed,
-derived or recalled is moved alone, within its spread or by 20 %, and the claims are judged again (`python -m dse
-results robustness study=<name> claims=true`); a verdict that turns rests on it. Empty cells were not tested.
+one row over its studies that are listed: a claim that one of them misses is a miss. Only predicted claims test a
+model. Fitted: a constant was fitted to them. Input: the published value, or a constant taken from it, is put in. By
+construction: the model allows no other value. Errors are ours over the published value, less one. Flips: each
+constant that was assumed, derived or recalled is moved alone, within its spread or by 20 %, and the claims are judged
+again (`python -m dse results robustness study=<name> claims=true`); a verdict that turns rests on it. Empty cells
+were not tested.
 """
 
 Rows = Sequence[Mapping[str, Any]]
+_CAUSES = """Experiments (`benchmarks/causes.yaml`): an input in doubt has another value, all else is as before, and the
+study is judged again. The values are tried, not taken over: a row says how far an input would have to be off.
+"""
 
 
 def judged(study: str, *, flips: bool) -> Rows:
@@ -208,11 +216,16 @@ def _verdict_in_words(row: Mapping[str, Any]) -> str:
 
 def with_trust(page: str, claims: Mapping[str, Rows]) -> str:
     """A page with the table by paper between `BEGIN` and `END`. Raises ValueError where it has no such lines."""
-    before, begin, after = page.partition(BEGIN)
-    _, end, behind = after.partition(END)
+    return _between(page, (BEGIN, END), trust(claims))
+
+
+def _between(page: str, marks: tuple[str, str], lines: Iterable[str]) -> str:
+    """A page with lines between two marks. Raises ValueError where it has no such marks."""
+    before, begin, after = page.partition(marks[0])
+    _, end, behind = after.partition(marks[1])
     if not begin or not end:
-        raise ValueError(f"no lines {BEGIN} and {END}")
-    return "\n".join([f"{before}{begin}", "", *trust(claims), "", f"{end}{behind}"])
+        raise ValueError(f"no lines {marks[0]} and {marks[1]}")
+    return "\n".join([f"{before}{begin}", "", *lines, "", f"{end}{behind}"])
 
 
 def write() -> None:
@@ -250,6 +263,41 @@ def untested(claims: Mapping[str, Rows]) -> Iterator[str]:
         yield f"| `{row['id']}` | {published} | {row['provenance']} | {row['reason'].replace('|', '/')} |"
 
 
+def experiments(claims: Mapping[str, Rows], *, tried: Rows) -> Iterator[str]:
+    """Lines of Markdown: inputs that were changed alone to explain a miss, and what came of it. tried: kept rows."""
+    yield "| claim | input | from | to | published | before | after | what is not known |"
+    yield "|---|---|---|---|--:|--:|--:|---|"
+    missed = {row["id"]: row for row in _missed(claims)}
+    for row in (row for row in tried if row["claim"] in missed):
+        inputs = row["to"]
+        columns = [", ".join(f"`{path}`" for path in inputs), *(_inputs(row[end]) for end in ("from", "to"))]
+        unit = "" if row["unit"] == "bool" else f" {row['unit']}"
+        values = [_value(missed[row["claim"]], row[name], unit, name) for name in ("published", "before", "after")]
+        values[2] += " (within)" if row["within"] else ""
+        yield f"| `{row['claim']}` | {' | '.join([*columns, *values, row['why'].replace('|', '/')])} |"
+
+
+def _value(claim: Mapping[str, Any], value: Any, unit: str, name: str) -> str:
+    """A published value, or one of ours, in words; recollections are not shown as published."""
+    if name == "published" and claim["provenance"] == "memory":
+        return "unverified"
+    return "–" if value is None else f"{_text(value)}{unit}"
+
+
+def _inputs(values: Mapping[str, Any]) -> str:
+    return "; ".join(_input(value) for value in values.values())
+
+
+def _input(value: Any) -> str:
+    if isinstance(value, Mapping):  # by the option that is searched
+        return ", ".join(f"{_input(each)} ({option})" for option, each in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _missed(claims: Mapping[str, Rows]) -> Rows:
+    return [row for rows in by_paper(claims).values() for row in rows if row["within"] is False]
+
+
 def flipping(claims: Mapping[str, Rows]) -> Iterator[str]:
     """Lines of Markdown: each claim that is within and would not be with another value of an uncertain constant."""
     yield "| claim | published | ours | error | basis | verdict |"
@@ -275,14 +323,47 @@ def _text(value: Any) -> str:
 def report(claims: Mapping[str, Rows]) -> str:
     """The page."""
     parts = [_HEAD, *table(claims), "", "## Numbers of abstracts", "", *abstracts(claims), "", "## Missed", ""]
-    parts += [*misses(claims), "", "## Not tested", "", *untested(claims), "", "## Within, and flips", ""]
+    parts += [*misses(claims), "", "## What would move them", "", _CAUSES, *experiments(claims, tried=causes.records())]
+    parts += ["", "## Not tested", "", *untested(claims), "", "## Within, and flips", ""]
     return "\n".join([*parts, *flipping(claims), ""])
 
 
-def counts(claims: Mapping[str, Rows]) -> dict[str, dict[str, dict[str, int]]]:
-    """Counts of claims by paper, over all studies that judge it, and by study."""
-    papers = {paper: count(rows) for paper, rows in by_paper(claims).items()}
-    return {"papers": papers, "studies": {study: count(rows) for study, rows in claims.items()}}
+def counts(claims: Mapping[str, Rows]) -> dict[str, Any]:
+    """Counts of claims by paper, over all studies that judge it, and by study; of abstracts and others; of causes."""
+    papers, every = by_paper(claims), [row for rows in by_paper(claims).values() for row in rows]
+    abstract, other, _ = _kinds(every)
+    explained = {row["claim"] for row in causes.records() if row["after"] not in (None, row["before"])}
+    return {
+        "abstract_within": len(_within(abstract)),
+        "abstract_total": len(abstract),
+        "other_within": len(_within(other)),
+        "other_total": len(other),
+        "fitted": sum(row["basis"] == "fitted" for row in every),
+        "causes_missing": sum(row["id"] not in explained for row in _missed(claims)),
+        "papers": {paper: count(rows) for paper, rows in papers.items()},
+        "studies": {study: count(rows) for study, rows in claims.items()},
+    }
+
+
+def write_pages(claims: Mapping[str, Rows]) -> None:
+    """Write the claims of each paper, and what would move those that are missed, into its page."""
+    for paper in dict.fromkeys(PAPERS.values()):
+        names = [name for name, published_by in PAPERS.items() if published_by == paper]
+        path = PAGES / f"{names[0]}.md"
+        if path.exists():
+            of_paper = {
+                study: [row for row in rows if row["id"].partition(".")[0] in names] for study, rows in claims.items()
+            }
+            page = _between(path.read_text("utf-8"), (PAGE_BEGIN, PAGE_END), _of_paper(of_paper))
+            path.write_text(page, encoding="utf-8")
+
+
+def _of_paper(claims: Mapping[str, Rows]) -> Iterator[str]:
+    """Lines of Markdown: the numbers of a paper's abstract, its misses, and what would move them."""
+    yield from (*abstracts(claims), "")
+    if _missed(claims):
+        yield from (*misses(claims), "", *experiments(claims, tried=causes.records()), "")
+    yield "[How far to trust an answer](../explanation/trust.md) explains these tables and their columns."
 
 
 def main() -> int:
@@ -293,11 +374,18 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help="keep the rows, and write the README's table")
     parser.add_argument("--write", action="store_true", help="write the README's table from the rows that are kept")
     parser.add_argument("--show", action="store_true", help="print the page of claims from the rows that are kept")
-    parser.add_argument("--json", action="store_true", help="print counts by paper and by study")
+    parser.add_argument("--json", action="store_true", help="print counts; with --show, of the rows that are kept")
+    parser.add_argument("--causes", action="store_true", help="run the experiments on claims that are missed")
+    parser.add_argument("--pages", action="store_true", help="write the claims of each paper into its page")
     words = parser.parse_args()
     page = (lambda claims: json.dumps(counts(claims), indent=1)) if words.json else report
+    if words.causes:
+        causes.record(words.studies or STUDIES, records())
+    if words.pages:
+        write_pages(records())
     if words.write:
         write()
+    if words.causes or words.pages or words.write:
         return 0
     if words.show:
         print(page(records()))

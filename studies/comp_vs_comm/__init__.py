@@ -254,7 +254,7 @@ def _base(run: FinishedRun) -> StepDesign | None:
 def _counts(table: pd.DataFrame, design: StepDesign) -> dict[str, ClaimResult]:
     """Edge and slack of every point against their formulas."""
     b, h = design.run.element_bytes, table[WIDTH]
-    # FLOP of compute over bytes of tp, as the paper defines it
+    # FLOP of compute over bytes of tp, as it is recalled of the paper
     edge = 3 * (24 * h + 4 * table[LENGTH]) / (4 * b * table[TP])
     slack = 2 * table[LENGTH] * table[BATCH] / b
     findings = {}
@@ -308,7 +308,8 @@ def _projection(table: pd.DataFrame, design: StepDesign, profiled: pd.DataFrame)
     means = _against(table, design, baseline, signed=True)
     by_group = ", ".join(f"{name} {error:.1f} % ({means[name]:+.1f} %)" for name, error in errors.items())
     size = f"H {baseline['hidden']}, SL {baseline['sequence_length']}, B {baseline['batch']}"
-    text = f"mean amount of errors (and mean) from {size}: {by_group}"
+    text = "against this project's own simulator, which also makes the profile, not against measurements; "
+    text += f"mean amount of errors (and mean) from {size}: {by_group}"
     by_batch = {batch: _worst(_against(table, design, {**baseline, "batch": batch})) for batch in _BATCHES}
     by_batch |= {baseline["batch"]: _worst(errors)}
     text += f"; the verdict rests on the batch that is profiled: {_by_batch(by_batch)}"

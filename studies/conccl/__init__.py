@@ -17,11 +17,12 @@ from dse.plots.labels import label, with_unit
 from dse.results.claims import ClaimResult
 from dse.results.decisions import with_ranges
 from dse.results.run_folder import FinishedRun
+from simulators.costs.gemm.waves import GemmShape, WaveGemms
 from simulators.costs.power import collective_w
 from simulators.costs.transfer import TransferMode, alone, saturating_cus
 from simulators.hardware.machine import System
 from simulators.hardware.network import Pattern
-from simulators.hardware.schedule_system import ScheduleSystem
+from simulators.hardware.schedule_system import PoweredSystem, ScheduleSystem
 from simulators.workloads.operators import ShapeList
 from studies.conccl.runtime import runtime_rules
 from studies.plain import Plain, best_rows, capitalised, geometric_mean, most_frequent, reach
@@ -41,12 +42,9 @@ STRATEGIES = {
 _BY_CUS = ("schedule priority", "resource partitioning", "both")
 _BY_DMA = ("DMA", "DMA, CUs withheld")
 _PARTITIONED = ("resource partitioning", "both")
-_COMPARING = (
-    *("base", "base_speedup", "best_dual", "best_dma"),
-    *("max_speedup", "mean_ideal", "strategy_order", "gc_equal_best"),
-)
+_COMPARING = ("base", "base_speedup", "best_dual", "mean_ideal", "gc_equal_best")
 """Claims that need points of all strategies."""
-_OF_IDEAL, _OF_BASELINE = "fraction_of_ideal", "share_of_baseline_ideal"
+_OF_BASELINE = "share_of_baseline_ideal"
 _EQUAL = 1.15  # ratio of the two times beyond which a scenario is G-long or C-long (secondary: public notes on ConCCL)
 _FULL = 0.85  # share of the bandwidth from which it counts as saturated (secondary: a public wiki that quotes ConCCL)
 _PATTERNS: tuple[Pattern, ...] = ("all_gather", "all_to_all")  # the collectives that claims are about
@@ -85,21 +83,12 @@ class ConCCL(Plain):
             return {f"conccl.{name}": absent for name in _COMPARING}
         ideal = table[table["status"] == "ok"].groupby("scenario")["baseline_ideal_speedup"].first()
         classes = ideal.groupby(_classes(table)).mean()
-        # CUs are withheld where a GEMM gains by that
-        order = [reached["base"], _best(reached, _BY_CUS), reached["DMA"], _best(reached, _BY_DMA)]
-        means = [float(column.mean()) for column in order]
-        text = " < ".join(f"{100 * mean:.1f} %" for mean in means)
+        dual = float(_best(reached, _BY_CUS).mean())
         return {
-            "conccl.base": ClaimResult(100 * means[0], f"{_MIX}; {_SEEN}"),
+            "conccl.base": ClaimResult(100 * float(reached["base"].mean()), f"{_MIX}; {_SEEN}"),
             "conccl.base_speedup": ClaimResult(float(speedups["base"].mean()), f"{_MIX}; {_SEEN}"),
-            "conccl.best_dual": ClaimResult(100 * means[1], f"{_MIX}; {_SEEN}", _LATE),
-            "conccl.best_dma": ClaimResult(100 * float(_best(reached, _BY_DMA).mean()), _FITTED, basis="fitted"),
-            "conccl.max_speedup": ClaimResult(float(_best(speedups, _BY_DMA).max()), _FITTED, basis="fitted"),
+            "conccl.best_dual": ClaimResult(100 * dual, f"{_MIX}; {_SEEN}", _LATE),
             "conccl.mean_ideal": ClaimResult(float(ideal.mean()), _MIX),
-            "conccl.strategy_order": ClaimResult(
-                means == sorted(means) and len(set(means)) == len(means),  # ties are no order
-                f"{text}, in the order of the claim",
-            ),
             "conccl.gc_equal_best": ClaimResult(
                 bool(classes.idxmax() == "GC-equal"),
                 ", ".join(f"{name} {value:.2f}x" for name, value in classes.items()),
@@ -107,30 +96,14 @@ class ConCCL(Plain):
         }
 
     def further(self, run: FinishedRun) -> Mapping[str, ClaimResult]:
-        """Findings on collectives alone, on the run's system."""
+        """Findings on DMA engines beside GEMMs, and on collectives alone, on the run's system."""
         system = ScheduleSystem.of(run.config["system"])
-        per_cu = f"RCCL's measured rate of a CU ({system.gpu.cu_copy.bytes_per_s_per_cu / 1e9:g} GB/s)"
-        two_tables = f"two sources contradict one another: {per_cu} fills links later than this rate implies"
-        small = {name: _ratio(system, name, _SMALL) for name in _PATTERNS}
-        large = max(1 / _ratio(system, name, _LARGE) for name in _PATTERNS)  # the larger of both
-        saturates = {name: saturating_cus(system, name, share=_FULL) for name in _PATTERNS}
-        launched = f"launches of copies one after another, by measured phases, against the floor of RCCL; {_SEEN}"
-        crossover = _crossover(system, "all_gather")
-        trend = small["all_gather"] > 1 > _ratio(system, "all_gather", _LARGE)  # slower when small, faster when large
-        return {
-            "conccl.ag_saturation_cus": ClaimResult(saturates["all_gather"], cause=two_tables),
-            "conccl.a2a_saturation_cus": ClaimResult(saturates["all_to_all"], cause=two_tables),
-            "conccl.dma_size_trend": ClaimResult(trend, f"all-gathers cross at {crossover / 2**20:.0f} MiB"),
-            "conccl.dma_small_ag": ClaimResult(small["all_gather"], launched),
-            "conccl.dma_small_a2a": ClaimResult(small["all_to_all"], launched),
-            "conccl.dma_large": ClaimResult(
-                100 * (large - 1), f"at {_LARGE / 2**30:.0f} GiB, both as fast as links go", _NO_SLOWER_LIBRARY
-            ),
-            "conccl.dma_power": _power(system),
-        }
+        table, precision = run.outputs.read_table("results"), ShapeList.model_validate(run.config["workload"]).precision
+        power = {"conccl.dma_power": _power(PoweredSystem.of(run.config["system"]))}
+        return {**by_engines(table, system, precision), **_collectives_alone(system), **power}
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
-        """Fraction of ideal by strategy and class, speed-up by scenario, losses of time, sweep over reserved CUs.
+        """Share of the ideal by strategy and class, speed-up by scenario, losses of time, sweep over reserved CUs.
 
         Figures without rows are left out.
         """
@@ -168,6 +141,71 @@ class ConCCL(Plain):
             yield "runtime_rules", runtime_rules(system, ok, table, precision, engines_from)
 
 
+def by_engines(table: pd.DataFrame, system: System, precision: str) -> dict[str, ClaimResult]:
+    """Findings on DMA engines: the better of both variants for each pair, as a runtime picks it that tries them.
+
+    The remark has the average where CUs are withheld from GEMMs that memory bounds, and from no others.
+    """
+    reached, speedups = _best_by_scenario(table, _OF_BASELINE), _best_by_scenario(table, "speedup")
+    if not STRATEGIES.keys() <= reached.keys():
+        absent = ClaimResult(None, "needs points of all strategies")
+        return {f"conccl.{name}": absent for name in ("best_dma", "max_speedup", "strategy_order")}
+    by_strategy = (reached["base"], _best(reached, _BY_CUS), reached["DMA"], _best(reached, _BY_DMA))
+    means = [float(rows.mean()) for rows in by_strategy]
+    bound = _memory_bound(table, system, precision)
+    by_bound = reached["DMA, CUs withheld"].where(bound, reached["DMA"]).mean()
+    kinds = (
+        f"{100 * by_bound:.1f} % where CUs are withheld in the {bound.sum()} of {len(bound)} pairs that memory bounds"
+    )
+    text = " < ".join(f"{100 * mean:.1f} %" for mean in means)
+    return {
+        "conccl.best_dma": ClaimResult(
+            100 * means[-1],
+            f"{_FITTED}; the better of both for each pair; {kinds}",
+            basis="fitted",
+        ),
+        "conccl.max_speedup": ClaimResult(float(_best(speedups, _BY_DMA).max()), _FITTED, basis="fitted"),
+        "conccl.strategy_order": ClaimResult(
+            means == sorted(means) and len(set(means)) == len(means),  # ties are no order
+            f"{text}, in the order of the claim",
+        ),
+    }
+
+
+def _memory_bound(table: pd.DataFrame, system: System, precision: str) -> pd.Series[bool]:
+    """Tell of each scenario whether its GEMM moves bytes for longer than it computes, on all CUs."""
+    import pandas as pd
+
+    first = table[table["status"] == "ok"].groupby("scenario").first()
+    m, n, k = (first[f"workload.operators.gemm.{side}"].to_numpy(float) for side in "mnk")
+    gemms = WaveGemms.of(system.gpu, precision)
+    kernel = gemms.cost(GemmShape(m, n, k)).kernel
+    bound = kernel.hbm_bytes / np.asarray(gemms.hbm_bytes_per_s) > kernel.compute_s
+    return pd.Series(bound, index=first.index)
+
+
+def _collectives_alone(system: System) -> dict[str, ClaimResult]:
+    """Findings on collectives with nothing beside them."""
+    per_cu = f"RCCL's measured rate of a CU ({system.gpu.cu_copy.bytes_per_s_per_cu / 1e9:g} GB/s)"
+    two_tables = f"two sources contradict one another: {per_cu} fills links later than this rate implies"
+    small = {name: _ratio(system, name, _SMALL) for name in _PATTERNS}
+    large = max(1 / _ratio(system, name, _LARGE) for name in _PATTERNS)  # the larger of both
+    saturates = {name: saturating_cus(system, name, share=_FULL) for name in _PATTERNS}
+    launched = f"launches of copies one after another, by measured phases, against the floor of RCCL; {_SEEN}"
+    crossover = _crossover(system, "all_gather")
+    trend = small["all_gather"] > 1 > _ratio(system, "all_gather", _LARGE)  # slower when small, faster when large
+    return {
+        "conccl.ag_saturation_cus": ClaimResult(saturates["all_gather"], cause=two_tables),
+        "conccl.a2a_saturation_cus": ClaimResult(saturates["all_to_all"], cause=two_tables),
+        "conccl.dma_size_trend": ClaimResult(trend, f"all-gathers cross at {crossover / 2**20:.0f} MiB"),
+        "conccl.dma_small_ag": ClaimResult(small["all_gather"], launched),
+        "conccl.dma_small_a2a": ClaimResult(small["all_to_all"], launched),
+        "conccl.dma_large": ClaimResult(
+            100 * (large - 1), f"at {_LARGE / 2**30:.0f} GiB, both as fast as links go", _NO_SLOWER_LIBRARY
+        ),
+    }
+
+
 _ORDER = (*STRATEGIES, "G-long", "GC-equal", "C-long", *_PATTERNS)
 
 
@@ -176,17 +214,17 @@ def _rank(name: str) -> int:
 
 
 _MIXES = {"G-long": "GEMM takes longer", "C-long": "collective takes longer", "GC-equal": "about equal"}
-_FRACTION = Axis(_OF_IDEAL, "fraction of the ideal gain of what moves", "%", centre=0.0)
+_FRACTION = Axis(_OF_BASELINE, "share of the baseline's ideal gain", "%", centre=0.0)
 
 
 def _fractions(best: pd.DataFrame) -> FigureSheet:
-    """Mean fraction of the ideal gain by class, pattern and strategy."""
-    mean = best.groupby(["pattern", "class", "schedule.name"], sort=False)[_OF_IDEAL].mean().reset_index()
+    """Mean share of the ideal gain by class, pattern and strategy."""
+    mean = best.groupby(["pattern", "class", "schedule.name"], sort=False)[_OF_BASELINE].mean().reset_index()
     words = {"panel": mean["pattern"].map(_words), "strategy": mean["schedule.name"].map(label)}
     mean = mean.assign(**words, mix=mean["class"].map(lambda name: _MIXES.get(str(name), str(name))))
-    reached = best.groupby("schedule.name", sort=False)[_OF_IDEAL].mean().sort_values()
+    reached = best.groupby("schedule.name", sort=False)[_OF_BASELINE].mean().sort_values()
     first, last = reached.index[-1], reached.index[0]
-    title = f"{capitalised(label(first))} reaches {100 * reached[first]:.0f} % of its ideal gain, "
+    title = f"{capitalised(label(first))} reaches {100 * reached[first]:.0f} % of the ideal gain, "
     title += f"{label(last)} {100 * reached[last]:.0f} %"
     return tables.dots(mean, _FRACTION, row="strategy", by="mix", frame=Frame(title, panel="panel"))
 
@@ -218,11 +256,12 @@ def _losses(best: pd.DataFrame) -> FigureSheet:
 
 
 def _cu_sweep(swept: pd.DataFrame) -> FigureSheet:
-    """Fraction of the ideal gain over the CUs of the collective."""
+    """Share of the ideal gain over the CUs of the collective."""
     cus = Axis("schedule.comm_cus", "CUs of the collective")
-    rows = swept.groupby(["schedule.name", "pattern", "class", cus.column], sort=False)[_OF_IDEAL].mean().reset_index()
+    alike = ["schedule.name", "pattern", "class", cus.column]
+    rows = swept.groupby(alike, sort=False)[_OF_BASELINE].mean().reset_index()
     rows = rows.assign(panel=rows["schedule.name"].map(label) + ": " + rows["pattern"].map(_words))
-    best = rows.loc[rows.groupby(["panel", "class"], sort=False)[_OF_IDEAL].idxmax()]
+    best = rows.loc[rows.groupby(["panel", "class"], sort=False)[_OF_BASELINE].idxmax()]
     title = f"Mixes gain most with {reach(best[cus.column])} CUs for the collective"
     return tables.curves(rows, cus, y=_FRACTION, by="class", frame=Frame(title, panel="panel"))
 
