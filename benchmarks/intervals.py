@@ -6,7 +6,12 @@ fitted on are judged by 90 % intervals that other rows gave (`validation.residua
     coverage_worst_group  share of rows inside, of the kind and GPU (30 rows or more) that is farthest from 0.9
     coverage_left_out     the least share of a kind by intervals of other GPUs, software, models, releases or numbers of
                           GPUs, each left out in turn
-    coverage_by_left_out_group_worst  the least share of one that was left out, of 30 rows or more
+    coverage_by_left_out_group_worst  the least share of one that was left out, of 30 rows or more. Rows of one name
+                          share an error, so that this falls as names are added, however right intervals are
+    coverage_by_left_out_kind  by kind, share of the rows inside that were left out with their name, over all names
+    names_held_by_left_out_kind  by kind, share of the names of which half of the rows or more were inside
+    ratio_by_left_out_kind  by kind, median half-width over median error; the least that one width could have is
+                          `least_ratio` of `left_out_kinds`: 2.44 for errors of a normal distribution
     width_over_error      median half-width of all intervals over the median size of all errors, both of logarithms;
                           2.44 for errors of a normal distribution
     decided_right         share of the choices "overlap or not" that were decided, and right
@@ -21,6 +26,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +41,7 @@ from validation.residuals import (
     Decisions,
     JudgedRow,
     coverage,
+    coverage_by_kind,
     coverage_left_out,
     judged_in_turn,
     judged_left_out,
@@ -44,7 +51,8 @@ from validation.residuals import (
 def figures(rows: Sequence[ResidualRow]) -> dict[str, Any]:
     """The figures of the module, and the share and the width of each kind and GPU. Those without rows are None."""
     judged = list(judged_in_turn(rows))
-    groups, left_out = coverage(judged), coverage_left_out(judged_left_out(rows))
+    without = list(judged_left_out(rows))
+    groups, left_out, kinds = coverage(judged), coverage_left_out(without), coverage_by_kind(without)
     by_name, by_trait = ([one for one in left_out if bool(one.gpu) == named] for named in (True, False))
     decisions = Decisions.of(judged)
     overlaps = [one.holds for one in judged if one.row.kind == "overlap" and one.row.facts]
@@ -54,6 +62,9 @@ def figures(rows: Sequence[ResidualRow]) -> dict[str, Any]:
         "coverage_worst_group": None if worst is None else worst.share,
         "coverage_left_out": min((one.share for one in by_trait), default=None),
         "coverage_by_left_out_group_worst": min((one.share for one in by_name), default=None),
+        "coverage_by_left_out_kind": {one.kind: one.share for one in kinds},
+        "names_held_by_left_out_kind": {one.kind: one.names_held for one in kinds},
+        "ratio_by_left_out_kind": {one.kind: one.ratio for one in kinds},
         "width_over_error": None if not error else float(np.median([one.half_width for one in judged])) / error,
         "decided_right": decisions.right / decisions.decided if decisions.decided else None,
         "decided_share": decisions.decided / decisions.count if decisions.count else None,
@@ -69,6 +80,7 @@ def figures(rows: Sequence[ResidualRow]) -> dict[str, Any]:
             | {"share": one.share, "half_width": one.width, "ratio": one.ratio}
             for one in left_out
         ],
+        "left_out_kinds": [asdict(one) for one in kinds],
     }
 
 
@@ -110,9 +122,16 @@ def main(words: Sequence[str] | None = None) -> int:
         name = f"without {group['trait']} {group['name'] or '(each in turn)'}"
         share = f"{100 * group['share']:5.1f} %  {group['ratio']:5.2f}"
         print(f"{group['kind']:<13}{name:<44}{group['rows']:>6} rows {share}")
+    del found["left_out_kinds"]
     for name, value in found.items():
-        print(f"{name:<24}" + ("no rows" if value is None else f"{value:.4g}"))
+        print(f"{name:<33}{_text(value)}")
     return 0
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{kind} {share:.3g}" for kind, share in value.items()) or "no rows"
+    return "no rows" if value is None else f"{value:.4g}"
 
 
 if __name__ == "__main__":

@@ -39,6 +39,8 @@ from simulators.workloads.model_zoo import option_tree
 from validation.left_out import FITTED, files_below, given_folder, report_left_out
 from validation.overlaps import (
     KINDS,
+    holds_clocks,
+    judged_clocks,
     judged_contention,
     judged_overlaps,
     judged_prefills,
@@ -115,6 +117,7 @@ JUDGES: Mapping[Callable[[Path], Iterator[dict[str, Any]]], Callable[[tuple[str,
     judged_prefills: holds_prefills,
     judged_overlaps: holds_overlaps,
     judged_contention: _holds_contention,
+    judged_clocks: holds_clocks,
     judged_operators: _holds_operators,
 }
 """What yields the errors of a table -> whether a table with these columns is of its layout."""

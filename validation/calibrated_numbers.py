@@ -171,11 +171,16 @@ def _folders() -> list[Path]:
 
 
 def write_number(file: Path, path: str, value: float) -> None:
-    """Write a number at a dotted path into a file, in the unit that stands there; nothing else of the file changes."""
+    """Write a number at a dotted path into a file, in the unit that stands there; nothing else of the file changes.
+
+    A variant of another option that has no such path takes the number from that one, and is left as it is.
+    """
     text = file.read_text(encoding="utf-8")
     node: Any = yaml.compose(text)
     for name in path.split("."):
-        node = next(inner for key, inner in node.value if key.value == name)
+        node = next((inner for key, inner in node.value if key.value == name), None)
+        if node is None and "variant_of" in yaml.safe_load(text):
+            return
     number, _, unit = str(node.value).partition(" ")
     shipped = _number(yaml.safe_load(node.value))
     assert shipped is not None, f"{file}: {path} is no number"

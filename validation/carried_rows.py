@@ -34,16 +34,18 @@ _FULL = 8  # GPUs of a node whose collectives are measured
 
 def carried_rows(tables: Sequence[tuple[str, MeasuredRows]]) -> Iterator[ResidualRow]:
     """Yield rows of measured tables, as (file, rows), by the constants of the other GPUs among them."""
-    devices = {rows.device: device_named(rows.device, rows.library) for _, rows in tables}
+    # tables spell one GPU in several ways: its own constants are no sibling's
+    devices = {plain_name(rows.device): device_named(rows.device) for _, rows in tables}
     known = {name: device for name, device in devices.items() if device is not None}
     for file, rows in tables:
-        device = known.get(rows.device)
+        gpu = plain_name(rows.device)
+        device = known.get(gpu)
         if device is None or rows.library:
             continue
-        siblings = (other for name, other in known.items() if name != rows.device and _at_a_switch(device, other))
-        for other in siblings:
+        siblings = {name: other for name, other in known.items() if name != gpu and _at_a_switch(device, other)}
+        for name, other in siblings.items():
             if (cost := _carried(device, other, rows)) is not None:
-                yield from _rows(rows, cost, file, carried="gpu")
+                yield from (replace(row, giver=name) for row in _rows(rows, cost, file, carried="gpu"))
 
 
 def _at_a_switch(*devices: Device) -> bool:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from dse import plugins
 from dse_traces.laws.contention import Estimate, Laws, Penalty, assumed_laws, learn_laws, side_by_side
 from dse_traces.laws.rate_law import fit_rate_law
-from dse_traces.laws.task_graph import EXPECTED, Contended, contended
+from dse_traces.laws.task_graph import EXPECTED, ContentionModel, contention_model
 from dse_traces.profile.kernels import Profile
 from dse_traces.readers.formats import read
 from simulators.taskgraph.graph import GraphBuilder
@@ -36,7 +36,7 @@ TABLE = "kernels_layers_0_1.csv"
 MACHINE = "h800_8"
 _BY_CTAS = ("allreduce_by_ctas", "fused_allreduce_rmsnorm_by_ctas")
 _FEWEST = 6  # rows to fit on
-_SHORTEST_S = 5e-6  # the profiler told whole microseconds
+_SHORTEST_COMPARED_S = 5e-6  # the profiler told whole microseconds
 _BYTES = 2 * 8192  # of a token of TokenWeave's tables
 
 
@@ -134,12 +134,12 @@ def layers(data: Path) -> tuple[Layer, Layer]:
     return both[0], both[1]
 
 
-def dualpipe_models(data: Path, *, contends: bool = True) -> tuple[Layer, Layer, Contended]:
+def dualpipe_models(data: Path, *, contends: bool = True) -> tuple[Layer, Layer, ContentionModel]:
     """Both layers, and layer 1 with the laws and times alone of layer 0. contends: False: nothing slows anything."""
     first, second = layers(data)
     laws = learn_laws(first.profile, assumed_laws(MACHINE))
     laws = laws if contends else _without_contention(laws)
-    known, model = contended(first.profile, laws), contended(second.profile, laws)
+    known, model = contention_model(first.profile, laws), contention_model(second.profile, laws)
     place = {key: at for at, key in enumerate(first.keys)}
     alone = [
         known.alone_s[:, place[key]] if key in place else model.alone_s[:, at] for at, key in enumerate(second.keys)
@@ -155,7 +155,7 @@ def _without_contention(laws: Laws) -> Laws:
 def slowed_errors(data: Path, *, contends: bool = True) -> tuple[Floats, Floats]:
     """Relative errors of kernels of layer 1 beside exchanges: of all, and of those that ran alone in layer 0."""
     first, second, model = dualpipe_models(data, contends=contends)
-    factors = model.slowdowns(model.group_sms, np.ones(len(model.names)))[EXPECTED]
+    factors = model.kernel_slowdowns(model.group_sms, np.ones(len(model.names)))[EXPECTED]
     both = side_by_side(second.profile)
     stays = 1 - np.bincount(
         both.kernel,
@@ -166,7 +166,7 @@ def slowed_errors(data: Path, *, contends: bool = True) -> tuple[Floats, Floats]
     )
     errors = model.alone_s[EXPECTED] / np.maximum(stays, 0.1) / np.maximum(second.profile.seconds, 1e-9) - 1
     share = dict(zip(first.keys, first.share, strict=True))
-    beside = second.profile.is_compute & (second.share >= 0.9) & (second.profile.seconds >= _SHORTEST_S)
+    beside = second.profile.is_compute & (second.share >= 0.9) & (second.profile.seconds >= _SHORTEST_COMPARED_S)
     beside &= np.array([key in share for key in second.keys])
     alone = beside & np.array([share.get(key, 1.0) <= 0.1 for key in second.keys])
     return errors[beside], errors[alone]
@@ -175,7 +175,7 @@ def slowed_errors(data: Path, *, contends: bool = True) -> tuple[Floats, Floats]
 def pair_error(data: Path, *, contends: bool = True) -> float:
     """Relative error of the span of layer 1, with the times alone and the laws of layer 0."""
     _, second, model = dualpipe_models(data, contends=contends)
-    ran = model.run(model.structure, model.numbers())
+    ran = model.run(model.structure, model.as_recorded())
     return float((ran.end_s.max() - ran.start_s.min()) / second.profile.span_s - 1)
 
 
@@ -232,8 +232,8 @@ def _parts(data: Path) -> tuple[dict[str, float], dict[str, float]]:
     """Time of each part alone [s], and its slow-down beside an exchange. Kernels that notify wait, and are left out."""
     spent, late = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
     for layer in layers(data):
-        model = contended(layer.profile, learn_laws(layer.profile, assumed_laws(MACHINE)))
-        factors = model.slowdowns(model.group_sms, np.ones(len(model.names)))[EXPECTED].mean(axis=1)
+        model = contention_model(layer.profile, learn_laws(layer.profile, assumed_laws(MACHINE)))
+        factors = model.kernel_slowdowns(model.group_sms, np.ones(len(model.names)))[EXPECTED].mean(axis=1)
         times = model.alone_s[EXPECTED] / 2
         for place, part in enumerate(layer.launched_in):
             if "notify" not in layer.profile.kernels["name"].iloc[place]:

@@ -84,8 +84,8 @@ _NAMES = {"gemm": "GEMM", "comm": "collective", "wall": "wall"}
 
 def _error_table(rows: Overlaps, error: Mapping[str, Any], title: str) -> Iterator[str]:
     """A table with a column for each case and a row for each time."""
-    cases = dict.fromkeys(zip(rows.size, np.rint(rows.payload_bytes / 2**20).astype(int), rows.channels, strict=True))
     every = list(zip(rows.size, np.rint(rows.payload_bytes / 2**20).astype(int), rows.channels, strict=True))
+    cases = dict.fromkeys(every)
     sweep = "channels" in title and title.startswith(str(_SWEPT[0]))
     places = {case: [place for place, other in enumerate(every) if other == case] for case in cases}
     heads = [

@@ -18,7 +18,7 @@ import pandas as pd
 
 from dse_traces.change.what_if import Plan, WhatIfs
 from dse_traces.laws.contention import assumed_laws
-from dse_traces.laws.task_graph import contended
+from dse_traces.laws.task_graph import contention_model
 from dse_traces.profile.kernels import Profile, profile_of
 from simulators.workloads.model_zoo import model_tree
 from validation.left_out import files_below
@@ -79,7 +79,7 @@ def made_prefill(plain_s: float, computed_s: float, tokens: int, tp: int) -> Pro
         start += seconds
         if place % 2:
             payload = float(tokens * model_tree(_MODEL)["hidden"] * _BYTES)
-            summed = {"name": "multimem_all_reduce", "ctas": _CTAS, "payload_bytes": payload}
+            summed = {"name": "multimem_all_reduce", "ctas": _CTAS, "payload_bytes": payload, "group_size": tp}
             rows.append({**summed, "stream": "7", "start_s": start, "seconds": reduce_s})
             start += reduce_s
     return profile_of(rows, "made")
@@ -94,7 +94,7 @@ def halved_prefills(data: Path) -> Iterator[HalvedPrefill]:
                 continue
             tokens, tp = int(row["prompt_len"]), int(row["tp"])
             profile = made_prefill(plain * _MS, computed * _MS, tokens, tp)
-            runs = WhatIfs(contended(profile, assumed_laws(MACHINE)))
+            runs = WhatIfs(contention_model(profile, assumed_laws(MACHINE)))
             low, middle, high = runs.seconds([Plan(micro_batches=2)])[0].tolist()
             yield HalvedPrefill(tokens, plain * _MS, halves * _MS, (min(low, high), middle, max(low, high)))
 

@@ -1,8 +1,8 @@
 """Rows of `benchmarks.validity` on measured overlaps: a GEMM and its collective, and prefills of whole models.
 
 Tables of the layouts of `gemm_collective` and `prefills` of `dse_calibration.overlap_measured`, and of a GEMM beside a
-collective that does not wait for it (`dse_calibration.contention`). Rows that cannot be predicted, or that
-constants were fitted on, are left out, with the reason on stderr.
+collective that does not wait for it (`dse_calibration.contention`), also at locked clocks. Rows that cannot be
+predicted, or that constants were fitted on, are left out, with the reason on stderr.
 """
 
 from __future__ import annotations
@@ -13,17 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from dse_calibration.contention import Overlaps, errors
+from dse_calibration.contention import WALLS, Overlaps, errors
 from dse_calibration.overlap_measured.gemm_collective import MeasuredOverlap, predict_overlaps
 from dse_calibration.overlap_measured.prefills import BASELINE, NO_SUMS, Prefill, read_prefills, settings
 from simulators.hardware.machine import tree_of
+from simulators.hardware.network import Pattern
 from simulators.hardware.schedule_system import ScheduleSystem
 from validation.left_out import FITTED, report_left_out
 
 FUSED = "speed-up of an overlap"
 GAIN = "gain of an overlapped prefill"
 BESIDE_ON = "mi300x_8"
+AT_CLOCKS = "GEMM and collective at a locked clock"
+_CLOCKS_ON = "a100_8"
+_AT_CLOCKS = ("clock_asked_mhz", "ctas", "m", "n", "k", "gemm_alone_ms", "comm_alone_ms", "concurrent_ms")
+_THROTTLED = "concurrent_throttled"
 BESIDE = {"gemm": "GEMM beside a collective", "comm": "collective beside a GEMM", "wall": "GEMM and collective"}
 """Time of a GEMM and a collective that do not wait for one another -> kind of row."""
 
@@ -32,6 +38,7 @@ KINDS: Mapping[str, str] = {
     "prefill_gain_points": GAIN,
     "fused_median": FUSED,
     **{f"overlap_{time}_median": kind for time, kind in BESIDE.items()},
+    "overlap_by_clock_median": AT_CLOCKS,
 }
 """Figure of `overlap_summary` -> kind of rows of which it is the median."""
 
@@ -80,6 +87,47 @@ def judged_contention(file: Path) -> Iterator[dict[str, Any]]:
     if len(unseen):
         for name, error in errors(ScheduleSystem.of(tree_of(BESIDE_ON)), unseen).items():
             yield _row(BESIDE_ON.rpartition("_")[0], "bf16", BESIDE[name], error.tolist())
+
+
+def holds_clocks(columns: tuple[str, ...]) -> bool:
+    """Return whether a table with these columns holds GEMMs beside a collective at locked clocks."""
+    return {*_AT_CLOCKS, _THROTTLED} <= set(columns)
+
+
+def judged_clocks(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield errors of the walls of a GEMM and an all-reduce at locked clocks, on the rows that nothing was fitted on.
+
+    The laws are those of the nominal clock, as the times alone are measured at the same one.
+    """
+    table = pd.read_csv(file, comment="#")
+    throttled = table[_THROTTLED] != 0
+    if throttled.any():
+        report_left_out(file.name, "at a lower clock together than alone", rows=int(throttled.sum()))
+    table = table[~throttled].reset_index(drop=True)
+    alone, shipped = table[["gemm_alone_ms", "comm_alone_ms"]] / 1e3, Overlaps.read(WALLS)
+    fitted = alone["gemm_alone_ms"].isin(shipped.gemm_alone) & table["ctas"].isin(shipped.channels)
+    fitted &= (table["concurrent_ms"] / 1e3).isin(shipped.wall)
+    if fitted.any():
+        report_left_out(file.name, FITTED, rows=int(fitted.sum()))
+    count, missing = len(table), np.full(len(table), np.nan)
+    pattern: Pattern = "all_reduce"
+    rows = Overlaps(
+        shape=table[["m", "n", "k"]].to_numpy(np.int64),
+        channels=table["ctas"].to_numpy(np.int64),
+        payload_bytes=missing,
+        assignment=("static",) * count,
+        pattern=(pattern,) * count,
+        gemm_alone=alone["gemm_alone_ms"].to_numpy(float),
+        comm_alone=alone["comm_alone_ms"].to_numpy(float),
+        gemm=missing,
+        comm=missing,
+        wall=table["concurrent_ms"].to_numpy(float) / 1e3,
+        fitted=fitted.to_numpy(bool),
+    )
+    unseen = rows.where(~rows.fitted)
+    if len(unseen):
+        (error,) = errors(ScheduleSystem.of(tree_of(_CLOCKS_ON)), unseen).values()
+        yield _row(_CLOCKS_ON.rpartition("_")[0], "bf16", AT_CLOCKS, error.tolist())
 
 
 def _error(row: Prefill, kind: str) -> float | None:

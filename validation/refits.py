@@ -19,6 +19,9 @@ from typing import Any
 import numpy as np
 
 import dse
+from dse.results.run_folder import FinishedRun
+from dse_calibration.board_power import fit_governor, fit_power, read_throttle
+from dse_calibration.board_power import read as read_boards
 from dse_calibration.calibrate import calibrate_rows, read_table
 from dse_calibration.collectives import COLLECTIVE_ROWS
 from dse_calibration.contention import Overlaps, fit_contention
@@ -29,7 +32,7 @@ from dse_calibration.tables import is_of
 from simulators.costs.chip import Chip
 from simulators.hardware.device import Device
 from simulators.hardware.machine import merged, tree_of
-from simulators.hardware.parts import ELEMENT_BYTES
+from simulators.hardware.parts import ELEMENT_BYTES, Power
 from simulators.hardware.schedule_system import ScheduleSystem
 from simulators.steps.operators.sizes import Sizes
 from simulators.steps.operators.state_layers import state_layer
@@ -164,15 +167,19 @@ def _knob(number: Number) -> str:
     return number.path.rpartition(".")[2]
 
 
+_OF_BASELINES = ("collective_calls", "expert_s", "rows_before", "rows_after")
+"""Knobs that count in what an overlap replaces alone: submissions of a library's collective, a host's experts."""
+
+
 def mean_errors(rows: Sequence[tuple[Mapping[str, str], frozenset[str]]], knobs: Mapping[str, float]) -> list[float]:
     """Mean logarithm of predicted over measured times of the rows that each knob was fitted on, with knobs at values.
 
-    rows: and what was fitted on each. Times are of overlaps; of what they replace for `collective_calls`.
+    rows: and what was fitted on each. Times are of overlaps; of what they replace for `_OF_BASELINES`.
     """
     judged = [(gemm_collective.predict_overlap(cells, knobs=knobs), fits) for cells, fits in rows]
     errors = []
     for knob in knobs:
-        side = int(knob != "collective_calls")  # submissions of a library's collective count in the baseline alone
+        side = int(knob not in _OF_BASELINES)
         times = [(row.predicted[side], row.measured[side]) for row, fits in judged if knob in fits]
         errors.append(float(np.mean([np.log(predicted / measured) for predicted, measured in times if measured])))
     return errors
@@ -186,6 +193,23 @@ def contention(numbers: Sequence[Number], table: Path | None) -> Refit:
     system = ScheduleSystem.of(tree_of(f"{option.rpartition('/')[2]}_8"))
     fitted = fit_contention(system, rows.where(rows.fitted))
     return Refit({number: fitted[number.path.rpartition(".")[2]] for number in numbers})
+
+
+def boards(numbers: Sequence[Number], table: Path | None) -> Refit:
+    """Constants of a board's power: the fit of `dse_calibration.board_power` to the rows that are shipped."""
+    assert table is not None
+    (option,) = _by_option(numbers)
+    power = Power.model_validate(read_option(option)["power"])
+    fitted = fit_power(power, read_boards(table))
+    return Refit({number: _rounded(fitted[number.path.split(".")[1]]) for number in numbers})
+
+
+def governor(numbers: Sequence[Number], table: Path | None) -> Refit:
+    """Constants of a board's governor: which rows throttle, and to which clock."""
+    assert table is not None
+    (option,) = _by_option(numbers)
+    fitted = fit_governor(Power.model_validate(read_option(option)["power"]), read_throttle(table))
+    return Refit({number: _rounded(fitted[number.path.split(".")[1]]) for number in numbers})
 
 
 def slowdowns(numbers: Sequence[Number], table: Path | None) -> Refit:
@@ -202,7 +226,9 @@ def share_by_dma(dma_beside_gemm: float) -> float:
     values |= {"system__gpu__contention__dma_beside_gemm": dma_beside_gemm}
     with tempfile.TemporaryDirectory() as folder:
         run = dse.run("conccl", output_dir=folder, **values)
-        share = conccl_study.STUDY.findings(run.table)[_IDEAL].ours
+        config = FinishedRun(run.folder).config
+        system, precision = ScheduleSystem.of(config["system"]), config["workload"]["precision"]
+        share = conccl_study.by_engines(run.table, system, precision)[_IDEAL].ours
     assert isinstance(share, float)
     return share
 
@@ -411,6 +437,8 @@ REFITTERS: Mapping[str, Refitter] = {
     "stores": stores,
     "software": software,
     "contention": contention,
+    "boards": boards,
+    "governor": governor,
     "slowdowns": slowdowns,
     "conccl": conccl,
     "prefills": prefill_rows,

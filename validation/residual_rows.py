@@ -55,6 +55,8 @@ from validation.overlaps import BESIDE_ON
 from validation.published_tables import read_throughput
 from validation.steps_measured import BY_ROW, published_steps, steps
 
+PRESUMED = " (presumed)"
+"""End of the name of a GPU that a table does not state, but its makers are known to have."""
 GAP = "kernel after kernel"
 _HEAD = 128  # width of a head in the table of attention
 _ATTENDING = ("compiled", "vllm")  # PyTorch's software, and the fastest that has one kernel for attention
@@ -97,7 +99,7 @@ def _overlaps(file: Path) -> Iterator[ResidualRow]:
         sizes = {"speedup": overlap.speedup, "m": float(cells["m"])}
         residual = math.log(overlap.measured[2] / overlap.speedup)
         facts = {"measured": overlap.measured[2]}
-        gpu = plain_name(cells["gpu"])
+        gpu = plain_name(cells["gpu"]).removesuffix(PRESUMED)
         traits = {"gpu": gpu, "software": overlap.software}
         yield ResidualRow("overlap", gpu, overlap.software, shape, residual, sizes, file.name, facts, traits)
 

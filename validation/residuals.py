@@ -20,6 +20,7 @@ import numpy as np
 
 from dse.errors import ConfigError
 from dse.files import atomic_replacement
+from dse_calibration.residual_between import SpreadPrior
 from dse_calibration.residual_groups import (
     FOLDS,
     LEAST,
@@ -29,12 +30,14 @@ from dse_calibration.residual_groups import (
     common_shares,
     components,
     fit_groups,
+    prior_of,
     unseen_groups,
 )
 from simulators.hardware.residuals import (
     BETWEEN_COLUMNS,
     BETWEEN_FILE,
     COLUMNS,
+    LEVEL,
     Between,
     ResidualGroup,
     Residuals,
@@ -50,7 +53,7 @@ _HEAD = (
     "# (each of which states its licence). Groups and quantiles: dse_calibration/residual_groups.py.\n"
 )
 _BETWEEN_HEAD = (
-    "# Components of errors: how far rows of a name that no row has are off beyond their group, as logarithms.\n"
+    "# Components of errors: how far rows of a name that no row has are from the centre of others, as logarithms.\n"
     "# Written by `python -m validation.residuals DIR --write`; provenance: derived from the tables named in `source`\n"
     "# (each of which states its licence). Names: those that rows have. Method: dse_calibration/residual_between.py.\n"
 )
@@ -96,29 +99,31 @@ def judged_left_out(rows: Sequence[ResidualRow]) -> Iterator[JudgedRow]:
     """
     for kind in dict.fromkeys(row.kind for row in rows):
         of_kind = [row for row in rows if row.kind == kind]
+        prior = prior_of([row for row in rows if row.kind != kind])
         for trait in dict.fromkeys(("gpu", *(trait.name for trait in TRAITS.get(kind, ())))):
-            yield from _left_out_in_turn(of_kind, trait)
+            yield from _left_out_in_turn(of_kind, trait, prior)
 
 
-def _left_out_in_turn(rows: Sequence[ResidualRow], trait: str) -> Iterator[JudgedRow]:
-    for name in dict.fromkeys(row.traits[trait] for row in rows if trait in row.traits):
-        left = [row for row in rows if row.traits.get(trait) == name]
-        others = [row for row in rows if row.traits.get(trait) != name]
-        if not any(not row.carried for row in others):
+def _left_out_in_turn(rows: Sequence[ResidualRow], trait: str, prior: SpreadPrior) -> Iterator[JudgedRow]:
+    traited = [row for row in rows if trait in row.traits]
+    carried = any(row.carried == trait for row in traited)  # then those alone are predicted as a new name is
+    for name in dict.fromkeys(row.traits[trait] for row in traited):
+        left = [row for row in traited if row.traits[trait] == name and row.carried == (trait if carried else "")]
+        others = [row for row in rows if name not in (row.traits.get(trait), row.giver)]
+        if not left or not any(not row.carried for row in others):
             continue
         # of a GPU that is left out, no group but that of unmeasured ones can count
         unseen = trait == "gpu" and rows[0].kind not in POOLED
-        groups = unseen_groups(others) if unseen else groups_of(others)
-        known = Residuals(tuple(groups), between=tuple(components(others)))
-        carried = [row for row in left if row.carried == trait]
-        for row in carried or [row for row in left if not row.carried]:
-            yield replace(_judged(known, row), trait=trait)
+        groups = unseen_groups(others, prior=prior) if unseen else groups_of(others, prior)
+        known = Residuals(tuple(groups), between=tuple(components(others, prior)))
+        yield from (replace(_judged(known, row), trait=trait) for row in left)
 
 
-def groups_of(rows: Iterable[ResidualRow]) -> list[ResidualGroup]:
-    """Groups of rows, with the shares that operators have in common."""
-    given = list(rows)
-    return fit_groups(given, common=common_shares([row for row in given if not row.carried]))
+def groups_of(rows: Iterable[ResidualRow], prior: SpreadPrior | None = None) -> list[ResidualGroup]:
+    """Groups of rows, with the shares that operators have in common. prior: None: that of these rows."""
+    every = list(rows)
+    shares = common_shares([row for row in every if not row.carried])
+    return fit_groups(every, common=shares, prior=prior_of(every) if prior is None else prior)
 
 
 def _judged(residuals: Residuals, row: ResidualRow) -> JudgedRow:
@@ -173,6 +178,49 @@ def coverage_left_out(judged: Iterable[JudgedRow]) -> list[Coverage]:
         large = sorted((part for part in parts if part.rows >= FEWEST_JUDGED), key=lambda part: part.gpu)
         found += [replace(part, trait=trait) for part in (together, *large)]
     return found
+
+
+@dataclass(frozen=True)
+class KindCoverage:
+    """Coverage of the rows of a kind that were left out with their whole name, over all traits and names together.
+
+    names: how many; names_held: the share of them of which half of the rows or more are inside. width, error: as of
+    `Coverage`. least_ratio: of one half-width for all rows that would hold 90 % of them, as if errors were known.
+    """
+
+    kind: str
+    rows: int
+    share: float
+    names: int
+    names_held: float
+    width: float
+    error: float
+    least_ratio: float
+
+    @property
+    def ratio(self) -> float:
+        """Median half-width over the median error."""
+        return self.width / self.error
+
+
+def coverage_by_kind(judged: Iterable[JudgedRow]) -> list[KindCoverage]:
+    """Coverage of each kind by rows that were left out; a row counts once for each of its traits.
+
+    Rows of one name share an error, so that a name is held as a whole or missed as a whole, and the worst of many names
+    falls as names are added, however right intervals are. All of a kind together hold 90 % if intervals do.
+    """
+    kinds: dict[str, dict[tuple[str, str], list[JudgedRow]]] = {}
+    for one in judged:
+        kinds.setdefault(one.row.kind, {}).setdefault((one.trait, one.name), []).append(one)
+    coverages = list[KindCoverage]()
+    for kind, by_name in kinds.items():
+        rows = [one for members in by_name.values() for one in members]
+        halves = [np.mean([one.holds for one in members]) >= 0.5 for members in by_name.values()]
+        errors = np.array([abs(one.row.residual) for one in rows])
+        width, error = float(np.median([one.half_width for one in rows])), float(np.median(errors))
+        share, least = float(np.mean([one.holds for one in rows])), float(np.quantile(errors, LEVEL)) / error
+        coverages.append(KindCoverage(kind, len(rows), share, len(halves), float(np.mean(halves)), width, error, least))
+    return coverages
 
 
 def _coverage(kind: str, gpu: str, judged: Sequence[JudgedRow]) -> Coverage:
@@ -240,10 +288,16 @@ def main(words: Sequence[str] | None = None) -> int:
         write_components(components(rows), residuals_folder() / BETWEEN_FILE)
     judged = list(judged_in_turn(rows))
     print("kind         GPU, or left out                    rows   held  half-width  error  ratio")
-    for one in (*coverage(judged), *coverage_left_out(judged_left_out(rows))):
+    left_out = list(judged_left_out(rows))
+    for one in (*coverage(judged), *coverage_left_out(left_out)):
         name = f"{one.trait}: {one.gpu or 'each in turn'}" if one.trait else one.gpu
         shares = f"{100 * one.share:5.1f} %  {one.width:9.3f}  {one.error:5.3f}  {one.ratio:5.2f}"
         print(f"{one.kind:<13}{name:<34}{one.rows:>6}  {shares}")
+    print("kind, names left out       names   held    rows   held  half-width  error  ratio  least")
+    for kind in coverage_by_kind(left_out):
+        names = f"{kind.kind:<27}{kind.names:>5} {100 * kind.names_held:5.1f} %"
+        ratios = f"{kind.width:9.3f}  {kind.error:5.3f}  {kind.ratio:5.2f}  {kind.least_ratio:5.2f}"
+        print(f"{names}{kind.rows:>7}  {100 * kind.share:5.1f} %  {ratios}")
     if asked.figures:
         from validation.residual_figures import write_figures
 

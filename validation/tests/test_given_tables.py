@@ -113,6 +113,7 @@ def test_exchanges_are_told_by_their_number_of_nodes(tmp_path: Path, capsys: pyt
     assert "2 rows of made.csv: no machine of conf/node for nobodys" in capsys.readouterr().err
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_errors_of_steps_and_exchanges_follow_a_partial_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -215,6 +216,7 @@ def test_a_folder_without_profiles_has_no_replays(tmp_path: Path, capsys: pytest
     assert "the folder has no profile" in capsys.readouterr().err
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_a_knob_of_software_that_nobody_saw_is_that_of_other_software() -> None:
     rows = [cells for _, cells in read_csv(conf_dir() / "data" / "overlap" / "gemm_collective.csv", needed=NEEDED).rows]
