@@ -24,6 +24,7 @@ VERSION = "1.0.0"
 """Of the schema that is written."""
 MOST_MESSAGE = 1 << 26
 """Bytes of one node."""
+# 64 bits in groups of seven
 _MOST_VARINT = 10  # bytes
 _TYPES, _PATTERNS = dict(enumerate(NODE_TYPES)), dict(enumerate(COLLECTIVES))
 _LAST_MICROSECOND = (1 << 63) - 1
@@ -84,6 +85,7 @@ def read_chakra(path: Path) -> ExecutionTrace:
     with open_packed(path) as (file, _):
         for place, encoded in enumerate(_messages(file, dropped)):
             try:
+                # the first message is of another type, without a mark of its own
                 if place == 0:
                     version = str(message("GlobalMetadata").FromString(encoded).version)
                     continue
@@ -93,6 +95,7 @@ def read_chakra(path: Path) -> ExecutionTrace:
                 continue
             dropped["nodes whose id was met before"] += node.id in nodes
             dropped["collectives of a type that is not known"] += _lacks_type(node)
+            # the first of an id stays: dependencies name ids alone
             nodes.setdefault(node.id, node)
     if not nodes:
         way = "name an .et file of mlcommons/chakra"
@@ -137,6 +140,7 @@ def _varint(file: IO[bytes]) -> int | None:
     value = 0
     for place in range(_MOST_VARINT):
         byte = file.read(1)
+        # a file may end between messages, but not within a length
         if not byte:
             return None if place == 0 else MOST_MESSAGE + 1
         value |= (byte[0] & 0x7F) << (7 * place)
@@ -146,6 +150,7 @@ def _varint(file: IO[bytes]) -> int | None:
 
 
 def _write(file: IO[bytes], encoded: Any) -> None:
+    # deterministic: equal traces give equal files
     data, length, head = encoded.SerializeToString(deterministic=True), encoded.ByteSize(), bytearray()
     while length >= 0x80:
         head.append(length & 0x7F | 0x80)
@@ -155,6 +160,7 @@ def _write(file: IO[bytes], encoded: Any) -> None:
 
 def _linked(node: TraceNode, nodes: Mapping[int, TraceNode], dropped: Counter[str]) -> TraceNode:
     """The node with the dependencies that are there."""
+    # dependencies may point forwards, so they are checked once all nodes are known
     lost = sum(before not in nodes for before in (*node.data_deps, *node.ctrl_deps))
     if not lost:
         return node
@@ -171,6 +177,7 @@ def _node(encoded: Any) -> TraceNode:
     seconds = float(values["duration_s"]) if exact else encoded.duration_micros * 1e-6
     if not 0 <= seconds < float("inf"):
         raise ValueError(f"node {encoded.id} takes {seconds} s")
+    # protobuf does not store zeros: a start of 0 is one that was not recorded
     start_s = float(values["start_s"]) if "start_s" in values else (start * 1e-6 if start else float("nan"))
     return TraceNode(
         id=encoded.id,
@@ -182,12 +189,14 @@ def _node(encoded: Any) -> TraceNode:
         ctrl_deps=tuple(encoded.ctrl_deps),
         collective=_PATTERNS.get(int(pattern), "") if kind == "COMM_COLL_NODE" and pattern is not None else "",
         payload_bytes=int(values.get("comm_size") or 0),
+        # -1, as 0 is a rank
         source=int(values.get("comm_src", -1)),
         destination=int(values.get("comm_dst", -1)),
         tag=int(values.get("comm_tag") or 0),
         group_size=int(values.get("group_size") or 0),
         flop=int(values.get("num_ops") or 0),
         moved_bytes=int(values.get("tensor_size") or 0),
+        # the lane that `write_chakra` adds, else the stream of the GPU
         lane=str(values.get("lane") or ("" if stream is None else stream)),
         kind=str(values.get("kind") or ""),
         on_host=bool(values.get("is_cpu_op", False)),
@@ -207,6 +216,7 @@ def _value(attribute: Any) -> Any:
 
 def _encode(node: TraceNode) -> Any:
     """The message of a node. Its microseconds are those of its ends, so that roundings do not add up."""
+    # NaN alone differs from itself
     begin = 0 if node.start_s != node.start_s else _microseconds(node.start_s)
     end = _microseconds(node.seconds if node.start_s != node.start_s else node.start_s + node.seconds)
     encoded = message("Node")(id=node.id, name=node.name, type=NODE_TYPES.index(node.type))
@@ -229,6 +239,7 @@ def _attributes(node: TraceNode) -> Iterable[tuple[str, Any]]:
     yield "is_cpu_op:bool", node.on_host
     if node.collective:
         yield "comm_type:int64", COLLECTIVES.index(node.collective)
+    # ASTRA-sim asks which dimensions of its network take part: here one, which does
     if node.type == "COMM_COLL_NODE":
         yield "involved_dim:list", [True]
     if node.communicates or node.payload_bytes:

@@ -48,6 +48,7 @@ def message(name: str) -> Any:
     """The class of a message: `GlobalMetadata`, `Node` or `AttributeProto`."""
     from google.protobuf import descriptor_pool, message_factory
 
+    # a pool of its own: Chakra's package, where installed, declares the same names in the default one
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(_schema().SerializeToString())
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))

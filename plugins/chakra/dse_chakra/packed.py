@@ -44,6 +44,7 @@ _LAYERS = 3
 """Packers around one another, as in a zip that holds a gzip."""
 _MOST_WINDOW = 1 << 28
 """Bytes of memory that an xz may ask for to be unpacked; `xz -9` asks for 65 MB."""
+# the directory of a zip is read into memory before any member
 _MOST_MEMBERS = 1000
 _ZIP_TAIL = 22 + (1 << 16)  # bytes from which the end of a zip's directory is found
 _PACKERS: Mapping[bytes, str] = {
@@ -95,6 +96,7 @@ def open_packed(path: Path) -> Iterator[tuple[BufferedReader, BufferedReader]]:
 def _first_bytes(layer: BufferedReader) -> bytes:
     """The first bytes of what is packed or not; none where they cannot be unpacked, which reading then tells."""
     try:
+        # peeking leaves the bytes for the reader
         return layer.peek(_TAR_AT + len(_TAR))
     except EOFError:
         return b""
@@ -163,6 +165,7 @@ def _zip_member(layer: BufferedReader, path: Path) -> IO[bytes]:
     if not layer.seekable():  # a zip's directory is at its end
         raise refused("is a zip inside another packed file")
     try:
+        # the count of members, from the record at the end, before the directory is parsed
         layer.seek(max(layer.seek(0, os.SEEK_END) - _ZIP_TAIL, 0))
         end = layer.read().rpartition(b"PK\x05\x06")
         if end[1] and int.from_bytes(end[2][6:8], "little") > _MOST_MEMBERS:
@@ -200,9 +203,11 @@ class _UnpackedStream(RawIOBase):
         read = getattr(self._stream, "read1", self._stream.read)  # as much as is there, without waiting for all
         try:
             data: bytes = read(min(len(buffer), _READ_BYTES))
+        # of a packer inside: it is an EOFError, but no damage
         except TooLargeError:
             raise
         except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError, zipfile.BadZipFile):
+            # every library reports damage by an error of its own
             raise DamagedError(self._packer) from None
         self._bytes += len(data)
         # packed bytes read so far: the ratio is checked on the way

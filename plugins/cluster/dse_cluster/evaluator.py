@@ -25,12 +25,12 @@ import numpy as np
 
 from dse.backend import Result, Results
 from dse.errors import Broken, ConfigError, Problem
-from dse.evaluation.calls import BackendSpec, Part, Piece, batched_parts, look_up, parts_of
+from dse.evaluation.calls import BackendSpec, Part, batched_parts, look_up, parts_of
 from dse.evaluation.evaluators import EvaluatorKind, ExecutorSettings, MakeEvaluator, Services
 from dse.evaluation.workers import SignalInterrupt
 from dse.results.provenance import code_version
-from dse.space import KeyedBlock
-from dse.store.contract import Fresh, Session, key_bytes
+from dse.space import Points
+from dse.store.contract import Session, key_bytes
 from dse.store.database import StoreError
 from dse.store.owner import me
 from dse.store.session import StoreSession
@@ -107,55 +107,47 @@ class Chunk:
     losses: times that it was given up, its workers being lost. only: workers that may evaluate it, None for all.
     """
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[Part]
     losses: int = 0
     only: Sequence[str] | None = None
 
     @property
     def size(self) -> int:
         """Number of designs."""
-        return sum(piece.block.size for piece in self.pieces)
+        return sum(piece.size for piece in self.pieces)
 
     @property
-    def points(self) -> list[KeyedBlock]:
+    def points(self) -> list[Points]:
         """As a worker takes them."""
-        return [KeyedBlock(piece.block, piece.keys, piece.part.scenario) for piece in self.pieces]
+        return [piece.points for piece in self.pieces]
 
     def halves(self) -> Iterator[Chunk]:
         """Yield it in two; one design cannot be halved."""
         pieces = list(self.pieces)
         if len(pieces) == 1:
             (piece,) = pieces
-            pieces = list(cut(piece, (piece.block.size + 1) // 2))
+            pieces = list(piece.cut((piece.size + 1) // 2))
         middle = (len(pieces) + 1) // 2
         yield from (Chunk(half, self.losses) for half in (pieces[:middle], pieces[middle:]) if half)
 
 
-def cut(piece: Piece, most: int) -> Iterator[Piece]:
-    """Yield a piece in smaller ones of at most `most` designs."""
-    start = piece.start
-    for block in piece.block.split(most):
-        yield Piece(piece.part, start, start + block.size, block)
-        start += block.size
-
-
-def take(queued: deque[Piece], size: int, is_slow: Callable[[Piece], bool]) -> list[Piece]:
+def take(queued: deque[Part], size: int, is_slow: Callable[[Part], bool]) -> list[Part]:
     """Take pieces of at most `size` designs in all from a queue, or a slow design alone.
 
     Whole ones where they are smaller, else a part of one: evaluating many small grids takes longer than few large ones.
     """
-    pieces = list[Piece]()
+    pieces = list[Part]()
     while queued and size > 0:
         slow = is_slow(queued[0])
         most = 1 if slow else size
-        if pieces and (slow or queued[0].block.size > most):
+        if pieces and (slow or queued[0].size > most):
             break
         piece = queued.popleft()
-        while piece.block.size > most:
-            piece, *rest = cut(piece, (piece.block.size + 1) // 2)
+        while piece.size > most:
+            piece, *rest = piece.cut((piece.size + 1) // 2)
             queued.extendleft(reversed(rest))
         pieces.append(piece)
-        size = 0 if slow else size - piece.block.size
+        size = 0 if slow else size - piece.size
     return pieces
 
 
@@ -167,7 +159,7 @@ class ClusterEvaluator:
         self.pace = Pace(order.executor.chunk_s)
         self.crew = Crew(client, order.executor.num_jobs)
 
-    def results(self, points: Iterable[KeyedBlock]) -> Iterator[Results]:
+    def results(self, points: Iterable[Points]) -> Iterator[Results]:
         """Checked results of the designs of each point, in order. A point must have designs.
 
         Raises Broken, StoreError and ClusterError, and SignalInterrupt where it is to stop.
@@ -273,13 +265,13 @@ class _Flow:
         self._most, self._takes_long = backend.batch, backend.takes_long
         self._points: deque[list[Part]] = deque()
         self._open = 0  # designs of these points
-        self._queued: deque[Piece] = deque()
+        self._queued: deque[Part] = deque()
         self._sent: dict[Future, Chunk] = {}
         self._names: set[bytes] = set()  # keys that are sent, or wait to be
         self._later: list[Part] = []  # parts with such designs: looked up again once nothing is sent
         self._done: queue.SimpleQueue[Future] = queue.SimpleQueue()
 
-    def run(self, points: Iterable[KeyedBlock]) -> Iterator[Results]:
+    def run(self, points: Iterable[Points]) -> Iterator[Results]:
         """Results of each point, in order."""
         source = batched_parts(self._parts(points), lambda: _LOOKED_UP)
         more = True
@@ -297,17 +289,17 @@ class _Flow:
                 self._collect()
             yield from self._ready()
 
-    def _parts(self, points: Iterable[KeyedBlock]) -> Iterator[Part]:
+    def _parts(self, points: Iterable[Points]) -> Iterator[Part]:
         for point in points:
             parts = list(parts_of(point, self._most))
             self._points.append(parts)
-            self._open += point.block.size
+            self._open += point.size
             yield from parts
 
     def _ready(self) -> Iterator[Results]:
         while self._points and not any(part.left for part in self._points[0]):
             parts = self._points.popleft()
-            self._open -= sum(part.block.size for part in parts)
+            self._open -= sum(part.size for part in parts)
             yield Results.join([part.results for part in parts])
 
     def _begin(self, parts: list[Part]) -> None:
@@ -331,7 +323,7 @@ class _Flow:
         while self._queued and len(self._sent) < max(1, _AHEAD * self._evaluator.crew.count()):
             self._submit(Chunk(take(self._queued, self._evaluator.pace.size, self._is_slow)))
 
-    def _is_slow(self, piece: Piece) -> bool:
+    def _is_slow(self, piece: Part) -> bool:
         return self._takes_long(piece.batch.design)
 
     def _submit(self, chunk: Chunk) -> None:
@@ -375,7 +367,7 @@ class _Flow:
             return
         self._evaluator.pace.learn(chunk.size, answer.seconds, answer.store_s)
         for piece, results in zip(chunk.pieces, answer.results, strict=True):
-            piece.part.take(piece.start, results)
+            piece.whole.take(piece.start, results)
             self._names.difference_update(key_bytes(piece.keys))
         self._evaluator.advance(chunk.size)
 
@@ -402,11 +394,10 @@ class _Flow:
         """Record the failure of a design with which worker after worker was lost."""
         (piece,) = chunk.pieces
         failed = Results.of([Result("failed", reason="LOST: worker after worker of the cluster ended with it in hand")])
-        keys = piece.keys
-        self._session.record(Fresh(keys, failed, piece.block.texts(piece.part.scenario)), [])
+        self._session.record(piece.points, failed, [])
         self._session.flush()
-        piece.part.take(piece.start, failed)
-        self._names.difference_update(key_bytes(keys))
+        piece.whole.take(piece.start, failed)
+        self._names.difference_update(key_bytes(piece.keys))
         self._evaluator.advance(1)
 
     # ---------------------------------------------------------------- ends

@@ -23,7 +23,7 @@ from dse.evaluation.calls import BackendSpec
 from dse.evaluation.evaluators import Evaluator, OpenEvaluator
 from dse.plugins import refresh
 from dse.results.provenance import code_version, differences
-from dse.space import KeyedBlock
+from dse.space import Points
 from dse.store.database import StoreError
 from dse.store.owner import me
 from dse.store.result_store import Store
@@ -93,7 +93,7 @@ class Answer:
     refusal: str = ""
 
 
-def evaluate(order: Order, points: Sequence[KeyedBlock]) -> Answer:
+def evaluate(order: Order, points: Sequence[Points]) -> Answer:
     """Evaluate points in a worker of Dask, as `Evaluator.results` does. Raises Broken and StoreError."""
     from distributed import get_worker
 
@@ -153,7 +153,7 @@ class _Desk:
         """Tell whether the last chunk was of the same order."""
         return self._order == order
 
-    def evaluate(self, order: Order, points: Sequence[KeyedBlock]) -> tuple[list[Results], float | None, float]:
+    def evaluate(self, order: Order, points: Sequence[Points]) -> tuple[list[Results], float | None, float]:
         """Results of some points, the time [s] that they took (None with what had to be started), and the store's."""
         self._timer.cancel()
         with self._lock:

@@ -459,12 +459,12 @@ def test_a_grid_that_is_cut_for_a_chunk_stays_in_few_grids() -> None:
     (piece,) = part.pieces()
     queued, sizes = deque([piece]), list[int]()
     while queued:
-        sizes.append(sum(piece.block.size for piece in take(queued, 1 + len(sizes) ** 2, lambda piece: False)))
+        sizes.append(sum(piece.size for piece in take(queued, 1 + len(sizes) ** 2, lambda piece: False)))
         assert len(queued) <= 12
     assert sum(sizes) == 4096
     assert len(sizes) < 40
     queued = deque([piece])
-    assert [piece.block.size for piece in take(queued, 100, lambda piece: True)] == [1]
+    assert [piece.size for piece in take(queued, 100, lambda piece: True)] == [1]
 
 
 # A database that falls silent

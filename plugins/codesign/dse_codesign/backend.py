@@ -31,6 +31,7 @@ from simulators.steps.design import ScheduledDesign
 
 Floats = NDArray[np.float64]
 _VERSION = "6"
+# bases with their workloads; each remembers the machines that it has judged
 _MOST_JUDGES = 64
 _STRUCTURES = ("copy_engines", "tracked", "topology", "pim")
 _OF_STEPS = (
@@ -74,6 +75,7 @@ class Judged:
     def throughput(self) -> Floats:
         """Weighted geometric mean of the speeds [B]; NaN where a workload has no plan."""
         total = sum(self.weights.values())
+        # a geometric mean of ratios does not depend on which machine is the base
         logs = sum(self.weights[name] / total * np.log(speed) for name, speed in self.speeds.items())
         return np.asarray(np.exp(logs))
 
@@ -92,6 +94,7 @@ class Judge:
 
     base: Base
     steps: Mapping[str, Step]
+    # bytes of the numbers that steps see -> plans and metrics by workload
     _known: dict[bytes, tuple[Any, Any]] = field(default_factory=dict)
     _drawn: dict[tuple[bytes, int], dict[str, Floats]] = field(default_factory=dict)
     computed: Counter[str] = field(default_factory=Counter)
@@ -125,6 +128,7 @@ class Judge:
     def judge_all(self, machines: Sequence[tuple[Machine, int]]) -> list[Judged]:
         """Judge machines whose numbers may be arrays, several structures together."""
         numbers = [self._numbers(machine, size) for machine, size in machines]
+        # one look-up for all, so that machines of several batches share steps
         plans, metrics = self._look_up(np.concatenate(numbers, axis=1))
         ends = np.cumsum([columns.shape[1] for columns in numbers]).tolist()
         judged = []
@@ -162,6 +166,7 @@ class Judge:
         base, knobs = self.base.knobs, self.base.knobs_of(machine)
         hbm = np.asarray(knobs.hbm_bytes_per_s) / np.asarray(base.hbm_bytes_per_s) * np.asarray(base.hbm_stacks)
         topology, tracked = self.base.topology_of(machine), np.asarray(machine.tracker_entries) > 0
+        # a mesh has no switch that could add up
         switch = self.base.system.node.in_switch is not None and machine.in_switch and topology == "switch"
         engines = self.base.system.gpu.dma.num_engines if machine.copy_engines is None else machine.copy_engines
         columns = {
@@ -170,6 +175,7 @@ class Judge:
             "matrix_rate": machine.matrix_rate,
             # rounded, as products of equal numbers in another order would count as another machine
             "hbm_stacks": np.round(hbm, 12),
+            # more lanes and quicker ones are the same to steps, but not to the price
             "links": np.asarray(machine.links) * machine.lane_rate,
             "nic_gbit_per_s": np.asarray(self.base.nic_bytes_per_s(machine)) * 8e-9,
             "cache": np.where(tracked, machine.cache, 1.0),  # T3's schedules alone see it, and units in memory
@@ -189,6 +195,7 @@ class Judge:
         names = [column.tobytes() for column in np.ascontiguousarray(numbers.T)]
         # each distinct machine once
         fresh = list({name: place for place, name in enumerate(names) if name not in self._known}.values())
+        # _STRUCTURES are the last of _OF_STEPS
         structures = [tuple(column) for column in numbers[-len(_STRUCTURES) :].T.tolist()]
         # numbers may be arrays; what decides of the structure of a task graph may not
         for structure in sorted({structures[place] for place in fresh}):
@@ -209,6 +216,7 @@ class Judge:
             "memory_units": _pims()[structure["pim"]],
             "nic_placement": "gpu",  # whose rate is that of its NICs
         }
+        # the clock here is under the cap already: no cap is set
         machine = Machine().model_copy(update=changes)
         systems = _Systems(self.base, machine)
         plans_of = {
@@ -233,6 +241,7 @@ def _drawn_step(design: ScheduledDesign, plan: Any, system: ScheduledDevice, sam
 @cache
 def _pims() -> tuple[str, ...]:
     """Units in memory that a machine may have, by name; the base's first."""
+    # sorted is stable: "none" has place 0, which numbers of machines without a tracker hold
     return tuple(sorted(list_options("pim"), key=lambda name: name != "none"))
 
 
@@ -247,6 +256,7 @@ class _Systems:
         self._known: dict[bytes, ScheduledDevice] = {}
 
     def __call__(self, places: NDArray[np.intp]) -> ScheduledDevice:
+        # options at sites are tried on the same places again and again
         name = places.tobytes()
         if name not in self._known:
             arrays = {path: value[places] for path, value in self._machine if isinstance(value, np.ndarray)}
@@ -305,6 +315,7 @@ class CodesignBackend(Backend):
             way = did_you_mean(str(machine.memory_units), list_options("pim"))
             check.add("machine.memory_units", "is no option of the group pim", value=machine.memory_units, way_out=way)
         try:
+            # raises for a GPU of whose dies nothing is known
             of_system(system, technology)
         except ValueError as error:
             check.add("system.gpu.name", str(error).partition(": ")[2], value=system.gpu.name, way_out="take another")
@@ -318,6 +329,7 @@ class CodesignBackend(Backend):
 
     def _part(self, name: str, tree: Tree, read: Any) -> Any:
         """A part that many machines share is read once."""
+        # steps of workloads depend on the system; a technology does not
         text = json.dumps([tree[name], tree["system"] if name == "workloads" else None], sort_keys=True, default=str)
         if (name, text) not in self._parts:
             self._parts[name, text] = read(tree[name])
@@ -381,6 +393,7 @@ def metrics_of(judge: Judge, machine: Machine, judged: Judged) -> dict[str, Floa
     columns = {
         "throughput_x": judged.throughput,
         "worst_x": judged.worst,
+        # 1 for the base: its throughput is 1 by definition
         "value_x": judged.throughput * judge.base_cost / cost,
         "area_mm2": judged.price.area_mm2,
         "die_mm2": judged.price.dies[0].area_mm2,
@@ -391,15 +404,18 @@ def metrics_of(judge: Judge, machine: Machine, judged: Judged) -> dict[str, Floa
         "memory_share": judged.memory_share,
         "hbm_bytes": judge.base.knobs_of(machine).hbm_bytes,
     }
+    # some metrics are of the whole batch, and have no axis of machines
     shape = judged.memory_share.shape
     return {name: np.broadcast_to(np.asarray(value, float), shape).copy() for name, value in columns.items()}
 
 
 def _results(screened: Results, columns: Mapping[str, Floats]) -> Results:
     """Results of machines that break no rule and have a plan for every workload."""
+    # NaN: a workload has no plan
     ok = screened.ok & np.isfinite(columns["throughput_x"])
     texts = (*screened.texts, "every plan of a workload breaks a rule", "plans")
     status = np.where(ok, STATUSES.index("ok"), STATUSES.index("infeasible")).astype(np.uint8)
+    # places of the two texts appended above
     reason = np.where(screened.ok & ~ok, len(texts) - 2, screened.reason).astype(np.int32)
     engine = np.where(ok, len(texts) - 1, 0).astype(np.int32)
     metrics = {name: np.where(ok, column, np.nan) for name, column in columns.items()}
@@ -429,6 +445,7 @@ def _rules(design: Codesign, base: Base) -> Iterator[Rule]:
     rule = "makes a die of {0:.0f} mm2, and {1:.0f} mm2 are the largest"
     way = "use more, or fewer CUs or smaller caches"
     yield Rule("machine.dies", die > largest, rule, knobs.num_dies, (die, largest), way)
+    # collectives of a mesh run among all its GPUs, over links to each
     gpus = np.asarray(base.scale_up_of(machine))
     groups = [(name, np.asarray(step.design.parallel.tp)) for name, step in design.workloads.items()]
     for name, tp in groups if base.topology_of(machine) == "mesh" else ():
@@ -440,4 +457,4 @@ def _rules(design: Codesign, base: Base) -> Iterator[Rule]:
     )
 
 
-_LEAST_CLOCK = 0.2
+_LEAST_CLOCK = 0.2  # share of the nominal one

@@ -65,6 +65,7 @@ def codesign(words: Sequence[str]) -> CommandAnswer:
     assert budget is not None
     limits = {name: value for name, value in budget if value is not None}
     typed_words = [word for word in overrides(words) if word.partition("=")[0] not in pairs]
+    # a budget is a limit of the study
     typed = [f"+study.limits.{_METRICS[name]}.high={value!r}" for name, value in limits.items()]
     composed = request(["study=codesign", *typed, *typed_words], own_folder(words))
     if limits and not composed.problems:
@@ -89,6 +90,7 @@ def refuse_unmet(composed: Request, limits: Mapping[str, float]) -> None:
     check = Problems()
     met = {name: prices[name] <= limit for name, limit in limits.items()}
     for name, limit in limits.items():
+        # machines that meet all limits but this one: what is left binds
         fits_others = np.logical_and.reduce(
             [met[other] for other in met if other != name] or [np.ones(len(met[name]), bool)]
         )
@@ -117,6 +119,7 @@ def space_prices(composed: Request) -> dict[str, Floats] | None:
     A knob one of whose values is no dearer in anything on every drawn machine has that value alone.
     """
     knobs = [knob for knob in composed.knobs if knob.path.startswith("machine.")]
+    # a range has no list of values to price
     if not all(knob.values for knob in knobs):
         return None
     design = CodesignBackend().design({name: composed.tree[name] for name in Codesign.model_fields})
@@ -145,6 +148,7 @@ def _prices(base: Base, machine: Machine, changes: Mapping[str, Any], size: int)
 
 def _cheapest(base: Base, machine: Machine, values: Mapping[str, Sequence[Any]], name: str) -> Sequence[Any]:
     """The value of a knob that is no dearer in anything on drawn machines, or all values where there is none."""
+    # prices depend on other knobs as well: a value must win on several machines
     drawn = random.Random(0)
     best = np.ones(len(values[name]), bool)
     for _ in range(_DRAWN):
@@ -156,6 +160,7 @@ def _cheapest(base: Base, machine: Machine, values: Mapping[str, Sequence[Any]],
 
 def _of_values(base: Base, machine: Machine, name: str, values: Sequence[Any]) -> Floats:
     """Area, power and cost [3, values] of a machine with each value of a knob."""
+    # numbers are priced as one array, names one by one
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return _prices(base, machine, {name: np.array(values, float)}, len(values))
     return np.concatenate([_prices(base, machine, {name: value}, 1) for value in values], axis=1)

@@ -18,7 +18,7 @@ def front(points: pd.DataFrame, existing: pd.DataFrame) -> FigureSheet:
 
     shown = existing.assign(status="ok", kind=existing["machine"], odds=np.nan, on_front=True)
     rows = pd.concat([points, shown[points.columns]], ignore_index=True)
-    rows["scenario"] = "machines"
+    rows["scenario"] = "machines"  # one front for all
     best = points.iloc[points["throughput_x"].argmax()]
     title = f"Machines reach {best['throughput_x']:.2f}x of the base's speed, at {best['cost_usd']:,.0f} USD"
     sure = int((points["odds"] > 0.5).sum())
@@ -66,6 +66,7 @@ def break_even(rows: pd.DataFrame) -> FigureSheet:
 
 def roofline(rows: pd.DataFrame, roof: tuple[float, float]) -> FigureSheet:
     """Steps of all workloads under the roof of the robust machine."""
+    # the roof at an intensity: peak, or bandwidth times FLOP for each byte
     reached: pd.Series[float] = rows["rate"] / np.minimum(roof[0], roof[1] * rows["intensity"])
     highest = rows.iloc[reached.argmax()]
     title = f"At most {100 * reached.max():.0f} % of the robust machine's roof are reached ({highest['step']})"

@@ -112,6 +112,7 @@ class Base:
     def knobs(self) -> MachineKnobs:
         """The base as rules of area, power and cost see it. Raises ValueError for a GPU whose dies nobody describes."""
         names = ("nic_gbit_per_s", "switch_ports", "cables")
+        # assumptions of co-design, whatever fabric the system has
         around: dict[str, ArrayLike] = {name: getattr(assumptions(), name).value for name in names}
         return of_system(self.system, self.technology).with_knobs(around)
 
@@ -134,6 +135,7 @@ class Base:
         changed |= {name: value for name, value in given.items() if value is not None}
         if machine.dies is not None:
             changed["num_dies"] = machine.dies
+            # dies that a base is not built of have to be joined
             several = np.asarray(machine.dies) > np.asarray(base.num_dies)
             crossing = assumptions().die_to_die_over_hbm.value * np.asarray(changed["hbm_bytes_per_s"])
             changed["die_to_die_bytes_per_s"] = np.where(several, crossing, base.die_to_die_bytes_per_s)
@@ -142,6 +144,7 @@ class Base:
     def _of_cus(self, base: MachineKnobs, machine: Machine) -> dict[str, Any]:
         num_cus = base.num_cus if machine.num_cus is None else machine.num_cus
         grown = np.asarray(num_cus) / np.asarray(base.num_cus)
+        # spare CUs in proportion, whole ones
         spared = {"cus_on_die": np.ceil(np.asarray(base.cus_on_die) * grown), "num_cus": num_cus}
         cached = grown * np.asarray(machine.cache)
         return spared | {name: np.asarray(getattr(base, name)) * cached for name in ("l2_bytes", "llc_bytes")}
@@ -152,6 +155,7 @@ class Base:
         A NIC at the GPU takes PHYs for its rate on the die.
         """
         node, switched = self.system.node, self.topology_of(machine) == "switch"
+        # links within a host are traces of its board
         beyond = np.asarray(self.scale_up_of(machine)) > assumptions().host_gpus.value
         nic = base.nic_gbit_per_s if machine.nic_gbit_per_s is None else machine.nic_gbit_per_s
         lane = np.asarray(base.lane_gbit_per_s) * np.asarray(machine.lane_rate)
@@ -186,14 +190,17 @@ class Base:
         if machine.nic_placement == "gpu":
             return rate
         numbers = assumptions()
+        # NICs behind a PCIe switch reach the GPU over its PCIe link
         rate = np.minimum(rate, numbers.pcie_bytes_per_s.value)
         if machine.nic_placement == "cpu":
+            # sent and received bytes are each written and read: four accesses, shared by all GPUs of a host
             rate = np.minimum(rate, numbers.host_bytes_per_s.value / (4 * numbers.host_gpus.value))
         return rate
 
     def _of_hbm(self, base: MachineKnobs, machine: Machine) -> dict[str, Any]:
         """Rates are those of the base, by stacks and by the nominal rate of a stack; a stack keeps its bytes."""
         stacks = np.asarray(base.hbm_stacks if machine.hbm_stacks is None else machine.hbm_stacks)
+        # a site without a stack, as H100 has one
         spare = np.asarray(base.hbm_sites) - np.asarray(base.hbm_stacks)
         stack_bytes = np.asarray(base.hbm_bytes) / np.asarray(base.hbm_stacks)
         faster = stacks / np.asarray(base.hbm_stacks) * self._stack_rate(base, machine)
@@ -227,10 +234,12 @@ class Base:
     def clock_of(self, machine: Machine) -> Floats:
         """Clock over the nominal one of the machine that its cap allows [B]."""
         cap = np.asarray(machine.cap_w, float)
+        # bisection is needed only under a cap
         if not np.any(cap > 0):
             return np.ones(())
         knobs = self.knobs_of(machine)
         limit = np.where(cap > 0, cap, np.inf)
+        # by what a board is made for, not by what a workload draws
         return sustained_clock(knobs, self.technology.nominal, design_activity(knobs), cap_w=limit)
 
     def system_of(self, machine: Machine) -> ScheduledDevice:
@@ -242,6 +251,7 @@ class Base:
         hbm = np.asarray(knobs.hbm_bytes_per_s) / np.asarray(base.hbm_bytes_per_s)
         gpu = self.system.gpu
         peaks = {
+            # peaks hold at the nominal clock; vector units do not grow with matrix units
             name: rate * (1.0 if name in _VECTOR else np.asarray(machine.matrix_rate))
             for name, rate in gpu.peak_flop_per_s.items()
         }
@@ -273,6 +283,7 @@ class Base:
     def _of_links(self, machine: Machine) -> dict[str, Any]:
         """Rates of links and of what moves over them; a GPU's links are divided among its peers."""
         node, faster = self.system.node, np.asarray(machine.links) * np.asarray(machine.lane_rate)
+        # the rate to one peer: all links over the peers, in the base and here
         to_each = faster * (node.num_gpus - 1) / (np.asarray(self.scale_up_of(machine)) - 1)
         changes: dict[str, Any] = {
             "node.num_gpus": self.scale_up_of(machine),
@@ -289,6 +300,7 @@ class Base:
         library = self.system.node.library
         if library is None or library.network_bytes_per_s is None:
             return {}
+        # the base's rate between nodes was measured with its own NICs
         faster = self.nic_bytes_per_s(machine) / self.nic_bytes_per_s(Machine())
         changes = {"node.library.network_bytes_per_s": library.network_bytes_per_s * faster}
         return changes | _rates("node.library.network", library.network, faster)

@@ -44,6 +44,7 @@ class PlanOptions(Frozen):
     def options_of(self, design: ScheduledDesign) -> dict[str, tuple[str, ...]]:
         """Options of the sites that a step has, serial first."""
         split, training = design.parallel.sequence_parallel, design.run.mode == "training"
+        # before a product inputs are split only with sequence parallelism; backward sites exist in training alone
         has = {
             name: (split or site.order == "after") and (training or not name.endswith("_backward"))
             for name, site in SITES.items()
@@ -82,6 +83,7 @@ def best_plans(design: ScheduledDesign, options: PlanOptions, systems: Systems, 
     size = len(has_switch)
     planner = _Planner(design, options, systems, size)
     plans: list[Mapping[str, str] | None] = [None] * size
+    # an infinite time is beaten by any plan that breaks no rule
     metrics = {name: np.full(size, np.inf if name == "iteration_s" else np.nan) for name in METRICS}
     for collectives in options.collectives:
         places = np.flatnonzero(has_switch) if collectives == "in_switch" else np.arange(size)
@@ -89,6 +91,7 @@ def best_plans(design: ScheduledDesign, options: PlanOptions, systems: Systems, 
             continue
         for plan, chosen in planner.candidates(collectives, places):
             columns = planner.run(plan, chosen)
+            # strictly: the first of equal plans stays
             better = columns["iteration_s"] < metrics["iteration_s"][chosen]
             for place in chosen[better].tolist():
                 plans[place] = plan
@@ -136,18 +139,24 @@ class _Planner:
         serial = {"collectives": collectives, **dict.fromkeys(self._sites, SERIAL)}
         with np.errstate(all="ignore"):  # of machines that break a rule
             serial_step = iteration(self._check(serial, places)[0])
+            # a site's time is of one micro-batch, as `times` are
             near = _NEAR * serial_step.seconds / serial_step.passes.micro_batches
         if not self._sites:
+            # nothing to decide
             return [(serial, places)]
         times = [self._option_seconds(serial, name, serial_step, places) for name in self._sites]
+        # of equal times the first option, which is serial
         ranked = [np.argsort(seconds, axis=0, kind="stable") for seconds in times]
+        # [sites, machines]: place of the option at each site
         best = np.stack([order[0] for order in ranked])
         chosen = [(best, places)]
         for site, (seconds, order) in enumerate(zip(times, ranked, strict=True)):
             ordered = np.take_along_axis(seconds, order[:2], axis=0)
             with np.errstate(invalid="ignore"):  # of machines on which every option breaks a rule
                 close = ordered[-1] - ordered[0] < near
+            # one variant a site: the second option there, the best ones elsewhere
             variant = best[:, close].copy()
+            # a site with serial alone has no second
             variant[site] = order[:2][-1, close]
             chosen.append((variant, places[close]))
         return [part for columns, at in chosen if len(at) for part in self._plans(serial, columns, at)]
@@ -156,6 +165,7 @@ class _Planner:
         self, serial: Mapping[str, str], columns: NDArray[np.intp], places: NDArray[np.intp]
     ) -> Iterator[tuple[dict[str, str], NDArray[np.intp]]]:
         """Yield the plans of machines by the places of their options [sites, B], equal ones together."""
+        # machines with the same plan are computed together
         different, which = np.unique(columns, axis=1, return_inverse=True)
         for index, column in enumerate(different.T.tolist()):
             options = {name: self._sites[name][at] for name, at in zip(self._sites, column, strict=True)}
@@ -214,6 +224,7 @@ class _Planner:
 
     def _system(self, places: NDArray[np.intp]) -> ScheduledDevice:
         """Machines at some places, with what is known of schedules on them."""
+        # all machines: schedules that were found on them serve every part
         if len(places) == self._size:
             return self._whole
         system = self._systems(places)

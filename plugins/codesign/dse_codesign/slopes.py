@@ -28,6 +28,7 @@ Floats = NDArray[np.float64]
 PRICES = ("cost_usd", "power_w", "area_mm2")
 METRICS = ("throughput_x", "value_x", *PRICES)
 """Metrics whose slopes are told, beside the speed on each workload."""
+# numbers that may change by a small fraction; the others are whole, or names
 _SMOOTH = (
     *("clock", "matrix_rate", "cache", "hbm_stacks", "hbm_stack_bytes", "links", "lane_rate", "nic_gbit_per_s"),
     "cap_w",
@@ -63,6 +64,7 @@ class Slope:
     @property
     def pays(self) -> str:
         """The direction within the limits in which throughput for a dollar rises: `more`, `less`, or neither."""
+        # less of a number gains where its elasticity below is negative
         gains = {"less": (-self.below["value_x"], self.fits[0]), "more": (self.above["value_x"], self.fits[1])}
         paying = {name: gain for name, (gain, fits) in gains.items() if fits and gain > _NONE}
         return max(paying, key=lambda name: paying[name], default="")
@@ -76,6 +78,7 @@ def slopes(judge: Judge, machine: Machine, limits: Limits = MappingProxyType({})
         (name, side): np.array([value, _whole_beside(value, side)]) if name in _WHOLE else beside(value, side)
         for name, value in values.items()
         for side in _SIDES
+        # a number that is absent (no cap, no NIC) has no slope
         if value > 0 and (name not in _WHOLE or _whole_beside(value, side) > 0)
     }
     machines = [(start.model_copy(update={name: array}), array.size) for (name, _), array in numbers.items()]
@@ -104,6 +107,7 @@ def slopes(judge: Judge, machine: Machine, limits: Limits = MappingProxyType({})
 
 def _whole_beside(value: float, side: int) -> float:
     """A whole number a tenth below or above another one, and at least one."""
+    # as the worth of 10 % more, so that both answers agree
     return value + side * max(1.0, round(value * (STEP - 1)))
 
 
@@ -115,6 +119,7 @@ def _elasticities(
     columns = metrics_of(judge, machine, judged)
     fits = columns["die_mm2"] <= largest_die_mm2(judge.base)
     rows = {**judged.speeds, **{name: columns[name] for name in METRICS}}
+    # [neighbours of the number, metrics]
     table = np.where(fits[:, None], np.column_stack(list(rows.values())), np.nan)
     slope = _of_neighbours(table, numbers) if is_whole else elasticity(table, side)
     return dict(zip(rows, slope.tolist(), strict=True))
@@ -162,8 +167,10 @@ def best_trade(numbers: Sequence[Slope], price: str) -> Trade | None:
 
 def _trade(raised: Slope, lowered: Slope, price: str) -> Trade | None:
     takes, gives = raised.above[price], lowered.below[price]
+    # an exchange needs one number that takes of the price, and another that gives some back
     if not (takes > _NONE and gives > _NONE):
         return None
+    # the price that the lowered number gives pays for the raised one; neither moves by more than 1 %
     more, less = min(1.0, gives / takes), min(1.0, takes / gives)
     gain = more * raised.above["throughput_x"] - less * lowered.below["throughput_x"]
     return Trade(price, raised.number, lowered.number, more, less, gain) if gain > _NONE else None

@@ -56,6 +56,7 @@ class Machines:
     def of(cls, config: Mapping[str, Any], table: pd.DataFrame) -> Machines:
         """Build from a table of results."""
         ok = table[table["status"] == "ok"]
+        # limits are of the configuration: a table may hold machines beyond them
         machines = cls(config, ok)
         for name, limit in machines.limits.items():
             ok = ok[ok[name] <= limit["high"]] if limit.get("high") is not None else ok
@@ -76,6 +77,7 @@ class Machines:
         """The machine of a row: a cell that is empty is the base's."""
         cells = {name: f"machine.{name}" for name in Machine.model_fields}  # metrics may have the names of knobs
         changes = {
+            # NaN is the only value that differs from itself
             name: Machine.model_fields[name].default if row[path] is None or row[path] != row[path] else row[path]
             for name, path in cells.items()
             if path in row
@@ -90,6 +92,7 @@ class Machines:
     @cached_property
     def speeds(self) -> dict[str, NDArray[np.float64]]:
         """Speed of each machine over the base's, by workload."""
+        # tables hold means over workloads, not speeds of each
         judged = self.judge.judge_all([(machine, 1) for machine in self.all])
         return {name: np.array([part.speeds[name][0] for part in judged]) for name in self.judge.steps}
 
@@ -114,6 +117,7 @@ class Machines:
         """Places of the machines on the front of throughput, power and cost."""
         import moocore
 
+        # moocore minimises
         columns = self.table[["throughput_x", "power_w", "cost_usd"]].to_numpy(float) * [-1, 1, 1]
         return np.flatnonzero(moocore.is_nondominated(columns, keep_weakly=True))
 
@@ -130,10 +134,12 @@ class Machines:
             try:
                 base = Base(ScheduledDevice.of(tree), self.judge.base.technology)
                 judges = {key: Judge(base, self._steps(key, tree)) for key in self.judge.steps}
+            # a machine of whose dies nothing is known has no price
             except (ConfigError, ValueError):
                 continue
             speeds = {key: _speed(judge, key) / self.judge.at_base[key] for key, judge in judges.items()}
             priced = price(base.knobs, base.technology.nominal)
+            # the mean of the workloads that its constants allow
             rated = [(self.judge.steps[key].weight, speed) for key, speed in speeds.items() if speed == speed]
             mean = float(np.exp(sum(w * np.log(s) for w, s in rated) / sum(w for w, _ in rated))) if rated else np.nan
             prices = {"power_w": float(priced.power_w), "cost_usd": float(np.squeeze(priced.total_usd))}
@@ -143,6 +149,7 @@ class Machines:
     def _with_network(self, tree: Mapping[str, Any]) -> Mapping[str, Any]:
         path = "node.library.network_bytes_per_s"
         rate = get_path(self.config["system"], path)
+        # a machine without its own rate between nodes gets the base's
         if rate is None or get_path(tree, "node.library") is None or get_path(tree, path) is not None:
             return tree
         network = {"node": {"library": {"network_bytes_per_s": rate}}}
@@ -263,6 +270,7 @@ def break_even_rows(machines: Machines) -> pd.DataFrame:
         for memory, links in pairs
     ]
     judged = machines.judge.judge_all([(machine, 1) for machine in (start, *changed)])
+    # place 0 is the robust machine itself
     values = [float(np.squeeze(part.throughput / part.price.total_usd)) for part in judged]
     return pd.DataFrame(
         [
@@ -284,7 +292,8 @@ def roofline_rows(machines: Machines) -> tuple[pd.DataFrame, tuple[float, float]
             flop, traffic, seconds = (float(step[metric][0]) for metric in ("flop", "hbm_bytes", "iteration_s"))
             rows.append({"step": f"{name}, {label}", "intensity": flop / traffic, "rate": flop / seconds, "size": 1.0})
     gpu = machines.judge.base.system_of(robust).gpu
-    peak = float(np.squeeze(gpu.peak_flop_per_s[_ROOF] * np.asarray(gpu.clock)))
+    # peaks hold for the nominal clock, and grow with the number of CUs
+    peak = float(np.squeeze(gpu.peak(_ROOF) * np.asarray(gpu.clock)))
     return pd.DataFrame(rows), (peak, float(np.squeeze(gpu.hbm_bytes_per_s)))
 
 
@@ -413,6 +422,7 @@ def _dominance(machines: Machines, rows: pd.DataFrame) -> str:
     names, best = list(machines.speeds), machines.table.iloc[machines.front]
     for row in rows.dropna(subset=names).to_dict("records"):
         cheaper = best[best["cost_usd"] <= row["cost_usd"]]
+        # against the fastest machine of the front that costs no more
         over = row["throughput_x"] / cheaper["throughput_x"].max() - 1 if len(cheaper) else 0.0
         if over > 0:
             return f"{row['machine']} is {100 * over:.0f} % faster than all machines of the front that cost no more"

@@ -54,8 +54,10 @@ def steps_of(tree: Tree, system: Tree) -> dict[str, Step]:
     check, steps = Problems(), dict[str, Step]()
     if not tree:
         check.add("workloads", "has none", way_out="workloads.mine='{model: llama3_70b, run: {...}, parallel: {...}}'")
+    # sorted, so that results do not depend on the order of a file
     for name, entry in sorted(tree.items()):
         workload = check.model(WeightedWorkload, entry, path=f"workloads.{name}")
+        # all workloads are read, so that a user sees every problem at once
         if workload is None or _breaks_options(check, name, workload.options):
             continue
         try:
@@ -97,6 +99,7 @@ def _design(workload: WeightedWorkload, system: Tree) -> ScheduledDesign:
     }
     backend = StepBackend()
     design = backend.design(sections)
+    # on the base: a workload that does not run there has no speed to compare with
     if broken := backend.problems(design):
         raise ConfigError(list(broken))
     assert isinstance(design, ScheduledDesign)

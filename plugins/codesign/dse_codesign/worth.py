@@ -88,16 +88,19 @@ def features(judge: Judge, machine: Machine) -> Iterator[tuple[str, Machine, Mac
     """Yield (feature, machine without it, machine with it)."""
     start = with_numbers(judge, machine)
     for name, knob in _SCALED.items():
+        # numbers may become fractions: worth is that of a tenth, not of a machine to be built
         yield name, start, start.model_copy(update={knob: getattr(start, knob) * STEP})
     changed = partial(_changed, start)
     yield "a copy engine more", start, changed(copy_engines=(start.copy_engines or 1) + 1)
     if judge.base.system.node.in_switch is not None and start.topology == "switch":
         yield "sums in the switch", changed(in_switch=False), changed(in_switch=True)
+    # placements in turn: each feature is the step from the one before it
     yield "NICs off the host", changed(nic_placement="cpu"), changed(nic_placement="pcie_switch")
     yield "NICs at the GPU", changed(nic_placement="pcie_switch"), changed(nic_placement="gpu")
     scale_up = start.scale_up or 1
     if start.topology == "switch" and _WIDER * scale_up <= _MOST_SCALE_UP:
         yield f"scale-up of {_WIDER * scale_up}", start, changed(scale_up=_WIDER * scale_up)
+    # T3 without and with units in memory, both against a machine without a tracker
     untracked = changed(tracker_entries=0, memory_units="none")
     # at least one entry for each CU
     entries = max(_ENTRIES, int(np.max(np.asarray(start.num_cus))))
@@ -115,6 +118,7 @@ def with_numbers(judge: Judge, machine: Machine) -> Machine:
     numbers = {
         "num_cus": base.num_cus,
         "dies": base.num_dies,
+        # generations by their index, as knobs hold them
         "hbm": tuple(judge.base.technology.memory.generations)[int(np.asarray(base.hbm))],
         "hbm_stacks": base.hbm_stacks,
         "hbm_stack_bytes": np.asarray(base.hbm_bytes) / np.asarray(base.hbm_stacks),
@@ -130,7 +134,9 @@ def with_numbers(judge: Judge, machine: Machine) -> Machine:
 def worths(judge: Judge, machine: Machine, limits: Limits = MappingProxyType({})) -> list[Worth]:
     """Worth of each feature on a machine. limits: by metric, as of a study, with `low` or `high`."""
     shares = list(features(judge, machine))
+    # machines without and with each feature in turn: places 2 i and 2 i + 1
     judged = judge.judge_all([(machine, 1) for _, *pair in shares for machine in pair])
+    # the same technologies for all features, and for a machine with it and one without
     technologies = judge.base.technology.sample(_SAMPLES, seed=0)
     return [
         replace(
@@ -177,6 +183,7 @@ def _worth(
         area_mm2=more_area - area,
         power_w=more_power - power,
         usd=more_usd - usd,
+        # throughput over dollars stays: gain / (usd + worth) = 1 / usd
         usd_worth=(gain - 1) * usd,
         power_worth_w=(gain - 1) * power,
         usd_ends=((low - 1) * usd, (high - 1) * usd),
@@ -188,12 +195,14 @@ def _drawn_gain(judge: Judge, machines: Sequence[Machine], judged: Sequence[Judg
     """Gain of all workloads by weight [_SAMPLES], with drawn errors."""
     before, after = (judge.drawn(*part, _SAMPLES) for part in zip(machines, judged, strict=True))
     total = sum(step.weight for step in judge.steps.values())
+    # times: the gain is that before over that after
     logs = (step.weight / total * np.log(before[name] / after[name]) for name, step in judge.steps.items())
     return np.asarray(np.exp(sum(logs)))
 
 
 def _prices(judge: Judge, machine: Machine, technology: Coefficients) -> tuple[Floats, Floats, Floats]:
     """Area [mm2], power [W] and cost [USD] of a machine in a technology, or in drawn ones."""
+    # 0 stands for no cap
     cap = np.asarray(machine.cap_w, float)
     priced = price(judge.base.knobs_of(machine), technology, cap_w=None if not np.any(cap) else cap)
     return priced.area_mm2, priced.power_w, np.squeeze(priced.total_usd)
@@ -202,6 +211,7 @@ def _prices(judge: Judge, machine: Machine, technology: Coefficients) -> tuple[F
 def differences(judge: Judge, first: Machine, second: Machine) -> list[str]:
     """Names of the knobs in which two machines differ."""
     start, other = with_numbers(judge, first), with_numbers(judge, second)
+    # None stays where even the base has no such number
     return [name for name, value in start if value != getattr(other, name) and getattr(other, name) is not None]
 
 
@@ -214,6 +224,7 @@ def contributions(judge: Judge, first: Machine, second: Machine) -> dict[str, tu
     start, other = with_numbers(judge, first), with_numbers(judge, second)
     names = differences(judge, first, second)
     orders = _orders(names)
+    # a machine is known by the set of changed knobs: each subset is judged once
     subsets = sorted({frozenset(order[:size]) for order in orders for size in range(len(names) + 1)}, key=sorted)
     machines = [start.model_copy(update={name: getattr(other, name) for name in subset}) for subset in subsets]
     judged = judge.judge_all([(machine, 1) for machine in machines])
@@ -244,6 +255,7 @@ def front_odds(judge: Judge, machines: Sequence[Machine], speeds: Sequence[float
     """Share of drawn technologies in which each machine is on the front of speed, power and cost among all of them."""
     import moocore
 
+    # speeds do not depend on the technology, but for clocks under a cap, which stay nominal here
     drawn = judge.base.technology.sample(_SAMPLES, seed=1)
     prices = [_prices(judge, machine, drawn)[1:] for machine in machines]
     power, cost = (
@@ -251,6 +263,7 @@ def front_odds(judge: Judge, machines: Sequence[Machine], speeds: Sequence[float
     )
     on = np.zeros(len(machines))
     for sample in range(_SAMPLES):
+        # minimised: the negative of speed, power, cost
         points = np.column_stack([-np.asarray(speeds), power[:, sample], cost[:, sample]])
         on += moocore.is_nondominated(points, keep_weakly=True)
     return on / _SAMPLES

@@ -166,6 +166,7 @@ def test_a_cap_lowers_the_clock_and_with_it_the_speed() -> None:
 # Plans
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_arrays_give_what_single_machines_give() -> None:
     drawn = np.random.default_rng(0)
@@ -346,6 +347,7 @@ def test_a_row_with_an_empty_cell_is_of_the_base_whatever_was_typed() -> None:
     assert machines.machine(row) == machine(scale_up=16, **changed)  # `clock` is a metric, too
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_a_feature_pays_where_it_raises_throughput_for_a_dollar() -> None:
     values = {worth.name: worth for worth in machine_worth.worths(judge(), Machine())}

@@ -37,12 +37,14 @@ def library_schedules(collective: Collective, topology: LinkTopology) -> dict[st
     gathers = {"ring": _ring(topology), "direct": _straight("direct", topology, shortest_paths(topology))}
     if complete:
         gathers["tree"] = _binomial(n)
+    # recursive doubling pairs GPUs by the bits of their numbers
     if complete and n & (n - 1) == 0:
         gathers["doubling"] = _recursive_doubling(n)
     if topology.num_nodes > 1 and topology.gpus_per_node > 1:
         gathers["hierarchical"] = _hierarchical(topology)
     if collective == "all_gather":
         return gathers
+    # a reduce-scatter is an all-gather backwards in time: no algorithm is written twice
     scatters = {name: reverse_gather(gather, name) for name, gather in gathers.items()}
     if collective == "reduce_scatter":
         return scatters
@@ -61,6 +63,7 @@ def quickest_paths(topology: LinkTopology, cost: Callable[[int], float] | None =
     for place, link in enumerate(topology.links):
         best[link.source, link.target] = link.latency_s if cost is None else cost(place)
         following[link.source, link.target] = link.target
+    # Floyd-Warshall, all pairs at once for each vertex in the middle
     for middle in range(n):
         through = best[:, middle, None] + best[None, middle, :]
         # paths as short but for rounding stay: the first one found, on every machine
@@ -90,6 +93,7 @@ def quickest_schedule(collective: Collective, topology: LinkTopology) -> Collect
 def inside_paths(topology: LinkTopology) -> Paths:
     """Quickest paths between GPUs of the same node over links inside it."""
     g, links = topology.gpus_per_node, topology.links
+    # an infinite cost closes links between nodes
     outside = {place for place, link in enumerate(links) if link.source // g != link.target // g}
     paths = quickest_paths(topology, lambda place: np.inf if place in outside else links[place].latency_s)
     return {ends: path for ends, path in paths.items() if ends[0] // g == ends[1] // g}
@@ -156,6 +160,7 @@ def _powers(n: int) -> Iterator[int]:
 def _recursive_doubling(n: int) -> CollectiveSchedule:
     """All-gather by recursive doubling: in each step, all that a GPU has goes to the GPU across."""
     messages = [
+        # after steps 1, 2, ..., reach / 2 a GPU has the blocks of its group of `reach` GPUs
         Message(gpu, gpu ^ reach, tuple(range(gpu - gpu % reach, gpu - gpu % reach + reach)))
         for reach in _powers(n)
         for gpu in range(n)
@@ -166,12 +171,14 @@ def _recursive_doubling(n: int) -> CollectiveSchedule:
 def _hierarchical(topology: LinkTopology) -> CollectiveSchedule:
     """All-gather between GPUs of the same place, then inside nodes, along the quickest links there."""
     n, g = topology.num_gpus, topology.gpus_per_node
+    # `shift` times g further on is the GPU of the same place in another node
     between = [
         Message(gpu, (gpu + shift * g) % n, (gpu,)) for shift in range(1, topology.num_nodes) for gpu in range(n)
     ]
     paths = inside_paths(topology)
     inside = [Message(paths[ends][-2], ends[1], (ends[0],)) for ends in sorted(paths, key=partial(_depth, paths))]
     spread = [
+        # the same tree for the block that came from each node
         Message(message.source, message.target, ((message.chunks[0] + shift * g) % n,))
         for shift in range(topology.num_nodes)
         for message in inside
@@ -181,10 +188,13 @@ def _hierarchical(topology: LinkTopology) -> CollectiveSchedule:
 
 def _double_tree(n: int) -> CollectiveSchedule:
     """All-reduce of two halves, up and down binomial trees that mirror each other; blocks follow one another."""
+    # edges of a binomial tree from GPU 0, parents before children
     down = [(a, a + reach) for reach in _powers(n) for a in range(reach) if a + reach < n]
     sends: list[tuple[int, Message]] = []
     for chunk in range(2 * n):
+        # mirrored for odd chunks: inner GPUs of one tree are leaves of the other
         hops = [(n - 1 - a, n - 1 - b) for a, b in down] if chunk % 2 else down
+        # negative places: sums go up before copies go down, leaves first
         sends += [(-place, Message(b, a, (chunk,), reduces=True)) for place, (a, b) in enumerate(hops, 1)]
         sends += [(place, Message(a, b, (chunk,))) for place, (a, b) in enumerate(hops, 1)]
     messages = [message for _, message in sorted(sends, key=lambda send: send[0])]
@@ -193,6 +203,7 @@ def _double_tree(n: int) -> CollectiveSchedule:
 
 def _one_shot(n: int) -> CollectiveSchedule:
     chunks = whole_blocks("all_reduce", n)
+    # raw messages: each GPU sends its own contribution, not the sums that it has by then
     everything = tuple(range(n))
     messages = tuple(
         Message(gpu, (gpu + shift) % n, everything, reduces=True, raw=True) for shift in range(1, n) for gpu in range(n)
@@ -216,6 +227,7 @@ def _exchanges(topology: LinkTopology) -> dict[str, CollectiveSchedule]:
 def _around(n: int) -> Paths:
     """Paths the shorter way round a ring of GPUs."""
     ends = [(s, d) for s in range(n) for d in range(n) if s != d]
+    # forwards up to half of the way round, else backwards
     steps = {(s, d): range((d - s) % n + 1) if 2 * ((d - s) % n) <= n else range(0, -((s - d) % n) - 1, -1)
              for s, d in ends}  # fmt: skip
     return {ends: tuple((ends[0] + step) % n for step in steps[ends]) for ends in steps}
@@ -230,6 +242,7 @@ def _along(name: str, n: int, paths: Paths) -> CollectiveSchedule:
         for ends, path in paths.items()
         for depth, (a, b) in enumerate(pairwise(path))
     ]
+    # around a ring the blocks with the longest way leave first
     ordered = sorted(hops, key=lambda hop: (hop[0], -hop[1] if name == "ring" else hop[1], hop[2].source))
     return CollectiveSchedule(name, "all_to_all", n, 1, chunks, tuple(message for *_, message in ordered))
 
@@ -241,6 +254,7 @@ def _bruck(n: int) -> CollectiveSchedule:
 
 def _digit(n: int, reach: int, here: int, target: int) -> int:
     """The GPU that a block goes to in the step of a digit."""
+    # a set bit of the remaining distance: the block goes so far in this step
     return (here + reach) % n if (target - here) % n & reach else here
 
 
@@ -248,6 +262,7 @@ def _by_nodes(topology: LinkTopology) -> CollectiveSchedule:
     """All-to-all to the GPU of the target's place in the node, then between nodes; with direct links inside nodes."""
     g = topology.gpus_per_node
     inside = inside_paths(topology)
+    # as many steps inside a node as its longest path has links
     hops = max(len(path) for path in inside.values()) - 1
 
     def toward(here: int, target: int) -> int:

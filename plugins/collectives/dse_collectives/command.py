@@ -108,6 +108,7 @@ def _request(options: Mapping[str, str], imported: CollectiveSchedule | None) ->
         check.add("pattern", "is missing", way_out="write pattern=all_gather, or schedule=<file>")
     check.done()
     request = validate_as(CollectiveRequest, tree, path="")
+    # `bytes=0.5` passes as a number of bytes
     if request.bytes < 1:
         raise ConfigError([Problem("bytes", "is nothing to send", options["bytes"], "write bytes=1MiB")])
     return request
@@ -139,6 +140,7 @@ def compare(request: CollectiveRequest, topology: LinkTopology, imported: Collec
     maker = Synthesiser(request.pattern, topology, relay_share=room)
     timed = {SYNTHESISED: maker.synthesise(request.bytes), **maker.timed_library(request.bytes)}
     if imported is not None:
+        # proven when it was read, but not within this room
         check_schedule(imported, relay_share=room)
         timed = {
             "from the file": TimedSchedule(imported, float(seconds(imported, topology, request.bytes)[0])),
@@ -182,12 +184,14 @@ def _table(compared: Compared) -> Table:
 
 
 def _gap(time_s: float, bound_s: float) -> str:
+    # rounding may put a time below its bound
     return f"{100 * max(time_s / bound_s - 1, 0.0):.2f} %"
 
 
 def _replays(compared: Compared) -> Iterator[str]:
     """Yield what the engines say of the chosen schedule."""
     runs = []
+    # engines that share nothing but the graph: their times should agree
     for engine in ("fluid", "event", "analytic"):
         timeline = replay_schedule(compared.chosen.schedule, compared.maker.topology, compared.num_bytes, engine)
         refused = timeline.reason(0)
@@ -241,6 +245,7 @@ def _claim(what: str, rows: pd.DataFrame) -> str:
     """The answer that the figure over sizes gives."""
     times = rows.pivot_table(index="num_bytes", columns="name", values="seconds")
     last = times.iloc[-1]
+    # the best algorithm at each size, not one for all sizes
     best = times.drop(columns=[SYNTHESISED, _BOUND]).min(axis=1)
     gain = float((best / times[SYNTHESISED]).max())
     gap = _gap(float(last[SYNTHESISED]), float(last[_BOUND]))
@@ -253,6 +258,7 @@ def _intervals(schedule: CollectiveSchedule, timeline: Timeline) -> list[Interva
     """Messages on their links, by whether they copy or add."""
     spans = []
     for span in timeline.intervals(0):
+        # latencies occupy no link
         if span.kind.startswith("message"):
             adds = schedule.messages[int(span.kind.removeprefix("message "))].reduces
             spans.append(replace(span, kind="reduction" if adds else "copy"))
@@ -264,6 +270,7 @@ def _rows_of_links(spans: Sequence[Interval]) -> pd.DataFrame:
     import pandas as pd
 
     lanes = sorted({span.lane for span in spans})
+    # GPUs of a collective do the same: the first stands for all
     if len(lanes) > _LINKS_SHOWN:
         lanes = [lane for lane in lanes if lane.startswith("GPU 0 to ") or lane.endswith(" to 0")][:_LINKS_SHOWN]
     columns = ("lane", "kind", "start_s", "finish_s")

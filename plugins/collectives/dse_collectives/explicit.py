@@ -106,6 +106,7 @@ class CollectiveSchedule:
 
     def share(self, chunk: DataChunk) -> float:
         """Bytes of a chunk over those of the tensor."""
+        # an all-to-all's tensor is a GPU's own: its block for itself counts, though it stays
         return chunk.count / (self.units * self.num_gpus)
 
     def start(self) -> Slots:
@@ -147,6 +148,7 @@ def _faults(schedule: CollectiveSchedule, relay_share: float) -> Iterator[str]:
         return
     slots = schedule.start()
     for place, message in enumerate(schedule.messages):
+        # messages in their order: what a message sends must have arrived before it
         for text in _deliver(schedule, message, slots):
             yield f"message {place} ({message}): {text}"
     yield from _faults_at_end(schedule, slots)
@@ -168,11 +170,13 @@ def _faults_of_chunks(schedule: CollectiveSchedule) -> Iterator[str]:
     for chunks in blocks.values() if schedule.chunks else []:
         yield from _gaps(schedule, chunks)
     for place, message in enumerate(schedule.messages):
+        # a GPU may copy between its slots, but not a slot onto itself
         stays = message.is_local and message.source_slot == message.target_slot and not message.raw
         if stays or not {message.source, message.target} <= set(gpus) or not message.chunks:
             yield f"message {place} ({message}) needs two of {n} GPUs, or of the slots of one, and a chunk"
         if any(not 0 <= chunk < len(schedule.chunks) for chunk in message.chunks):
             yield f"message {place} ({message}) sends a chunk that is not in the list"
+    # an all-to-all's block of a GPU for itself needs no chunk
     for block, part in (key for key, chunks in blocks.items() if not chunks and key[0] != key[1]):
         yield f"{DataChunk(block, 0, schedule.units, part)} is lost: no chunk has it"
 
@@ -204,6 +208,7 @@ def _deliver(schedule: CollectiveSchedule, message: Message, slots: Slots) -> It
             continue
         filled = message.target, place, message.target_slot
         present = slots.get(filled, frozenset())
+        # a contribution that is added twice makes a wrong sum
         if message.reduces and present & sent:
             yield f"{chunk} is doubled: GPU {message.target} has the contribution of GPU {min(present & sent)}"
         elif message.target_slot:  # a partial sum that is no longer needed may be replaced
@@ -237,11 +242,13 @@ def waits(schedule: CollectiveSchedule) -> list[tuple[int, ...]]:
             if not message.raw:
                 before.update(writers.get(sent, ()))
                 readers.setdefault(sent, []).append(place)
+            # what is replaced or added to must have left before
             before.update(readers.get(filled, ()))
             # a copy replaces what was there: later readers wait for it alone
             if not message.reduces:
                 before.update(writers.get(filled, ()))
                 writers[filled] = []
+            # reductions into one slot may come in any order: each waits for readers alone
             writers.setdefault(filled, []).append(place)
         # a local move may read what it fills itself
         before.discard(place)

@@ -74,11 +74,13 @@ class _Writer:
         self.ends: dict[tuple[int, bool], Done] = {}  # (message, it is sent) -> block, last step
         self.copies: dict[tuple[int, int], Done] = {}
         self.waited: set[tuple[int, Key, int]] = set()
+        # local copies come first: messages may send what they fill
         self._copy()
         written: dict[tuple[int, int, int], int] = {}
         for place, before in enumerate(waits(schedule)):
             message = schedule.messages[place]
             filled = [(message.target, chunk, message.target_slot) for chunk in message.chunks]
+            # MSCCL runs threadblocks at once: writers of one slot must follow one another too
             earlier = sorted({*before, *(written[slot] for slot in filled if slot in written)})
             if message.is_local:
                 self._keep(place, earlier)
@@ -90,6 +92,7 @@ class _Writer:
     def _place(self, gpu: int, chunk: int, slot: int = 0) -> Place:
         """Buffer and offset of a GPU's slot of a chunk."""
         data, units = self.schedule.chunks[chunk], self.schedule.units
+        # partial sums, and blocks that are only passed on, lie in scratch
         if slot or (self.schedule.collective == "all_to_all" and gpu not in (data.block, data.part)):
             scratch, key = self.gpus[gpu], (chunk, slot)
             if key not in scratch.scratch:
@@ -119,12 +122,14 @@ class _Writer:
     def _send(self, place: int, before: Sequence[int]) -> None:
         message, gpu = self.schedule.messages[place], self.schedule.messages[place].source
         block = ("s", message.target)
+        # a GPU can wait for its own threadblocks alone: for what it has received
         needed = [self.ends[earlier, False] for earlier in before if self.schedule.messages[earlier].target == gpu]
         if message.raw:
             needed = [self.copies[gpu, chunk] for chunk in message.chunks]
         waited = self._wait(gpu, block, needed)
         for source, target, count in self._runs(place):
             step = {"type": "s", **_buffers(source, target, count), "msg": str(place)}
+            # the first of several steps waits; the others follow it in their threadblock
             self.ends[place, True], waited = self._append(gpu, block, step, waited), None
 
     def _keep(self, place: int, before: Sequence[int]) -> None:
@@ -147,6 +152,7 @@ class _Writer:
             needed += [self.copies[gpu, chunk] for chunk in message.chunks if (gpu, chunk) in self.copies]
         waited, kind = self._wait(gpu, block, needed), "rrc" if message.reduces else "r"
         for source, target, count in self._runs(place):
+            # rrc adds what arrives to its source buffer, here the same as its target
             ends = (target if message.reduces else source), target
             step = {"type": kind, **_buffers(*ends, count), "msg": str(place)}
             self.ends[place, False], waited = self._append(gpu, block, step, waited), None
@@ -160,6 +166,7 @@ class _Writer:
             count = self.schedule.chunks[chunk].count
             if runs:
                 (before, at), (there, to), length = runs[-1]
+                # one step moves neighbours at both ends
                 if (before, at + length) == source and (there, to + length) == target:
                     runs[-1] = (before, at), (there, to), length + count
                     continue
@@ -170,7 +177,9 @@ class _Writer:
         """Make the next step of a threadblock wait for others; the one that it has to name itself."""
         last: dict[Key, int] = {}
         for other, step in needed:
+            # steps of one threadblock run in their order anyway
             if other != block:
+                # a later step of a threadblock implies the earlier ones
                 last[other] = max(step, last.get(other, -1))
         *before, final = last.items() or [None]
         self.waited.update((gpu, *waited) for waited in last.items())

@@ -28,6 +28,7 @@ _COLLECTIVES: Mapping[str, Collective] = {
     "allreduce": "all_reduce",
     "alltoall": "all_to_all",
 }
+# s send, r receive, c copy, rr receive and reduce, in the letters of MSCCL
 _SENDS, _RECEIVES, _REDUCES = ("s", "rcs", "rrcs", "rrs"), ("r", "rcs", "rrc", "rrcs", "rrs"), ("rrc", "rrcs", "rrs")
 _LOCAL = ("cpy", "re")
 _READS, _WRITES = ("s", *_LOCAL, *_REDUCES), (*_RECEIVES, *_LOCAL)
@@ -63,6 +64,7 @@ def schedule_of_xml(text: str, source: str = "algorithm.xml") -> CollectiveSched
 
 
 def _root(text: str) -> ET.Element:
+    # no entities: they could grow without bound when they are expanded
     if "<!" in text.replace("<!--", ""):
         _refuse("has declarations, which MSCCL's XML does not need", "leave out <!DOCTYPE ...> and <![CDATA[ ... ]]>")
     try:
@@ -119,6 +121,7 @@ class _Algorithm:
         self.scratch = dict[int, int]()
         self.blocks = list(self._threads(root))
         self._coarsen()
+        # refused before units are made
         self._count("has", self.num_gpus**2 * self.units)
         self._count("moves", sum(step["cnt"] for block in self.blocks for step in block.steps))
 
@@ -149,6 +152,7 @@ class _Algorithm:
         for number, gpu in sorted(gpus.items()):
             self.scratch[number] = self.scale * _number(gpu, "s_chunks", _ANY_ROOM)
             threads = _by_id(gpu.findall("tb"), f"GPU {number}")
+            # ids are of one GPU; here threadblocks of all GPUs are numbered through
             places = {name: first + place for place, name in enumerate(threads)}
             for block in threads.values():
                 send, receive, channel = (_number(block, end, -1) for end in ("send", "recv", "chan"))
@@ -166,6 +170,7 @@ class _Algorithm:
                 _refuse(rule, f"write depid as one of {', '.join(map(str, list(places)[:8]))}, or -1")
             numbers["depid"] = places[numbers["depid"]]
         if kind == "nop":
+            # a nop only waits
             numbers |= {"srcoff": 0, "dstoff": 0, "cnt": 0}
         elif numbers["cnt"] < 1:
             _refuse(f"has a step of {numbers['cnt']} units", 'write cnt="1" or more, or type="nop"')
@@ -185,6 +190,7 @@ class _Run:
     def schedule(self) -> CollectiveSchedule:
         """Run all steps. Raises ConfigError where they wait in a circle, or for units that nothing fills."""
         waiting: dict[Any, list[int]] = defaultdict(list)
+        # a heap by rank, so that steps of one message follow one another and join again
         ready = [(self._rank(place), place) for place in range(len(self._algorithm.blocks))]
         heapq.heapify(ready)
         while ready:
@@ -193,6 +199,7 @@ class _Run:
             if block.done == len(block.steps):
                 continue
             if (reason := self._obstacle(block)) is not None:
+                # woken when the threadblock or link that it waits for has news
                 waiting[reason].append(place)
                 continue
             news = self._run(place)
@@ -222,6 +229,7 @@ class _Run:
             outputs = list[Cell]()
             for at in range(self._algorithm.units * (1 if scattered else self._algorithm.num_gpus)):
                 block, place = divmod(at, self._algorithm.units)
+                # what belongs at this place of the output
                 unit = (block, gpu, place) if exchanged else (gpu if scattered else block, -1, place)
                 cell, chunk = self.buffers.cell(self.buffers.key(gpu, "o", at)), self._chunk(unit)
                 output = f"o[{at * self._algorithm.grain}] of GPU {gpu}"
@@ -238,12 +246,14 @@ class _Run:
         if block.done == len(block.steps):
             return 0, 0
         step = block.steps[block.done]
+        # -1 in files of others, whose steps keep the order of their threadblocks
         upcoming = next((later["msg"] for later in block.steps[block.done :] if later["msg"] >= 0), -1)
         return upcoming, step["type"] in _RECEIVES
 
     def _obstacle(self, block: _Threads) -> Any:
         """The threadblock or link that the next step of a threadblock waits for, or None."""
         step = block.steps[block.done]
+        # a step waits until the named step of the other threadblock is done
         if step["depid"] >= 0 and self._algorithm.blocks[step["depid"]].done <= step["deps"]:
             return step["depid"]
         link = block.receive, block.gpu, block.channel
@@ -260,6 +270,7 @@ class _Run:
         if step["type"] in _SENDS:
             if step["type"] == "s":
                 sent = self._read(gpu, self._keys(gpu, step, "src"))
+                # what is on its way must not change until it has arrived
                 self.buffers.take(gpu, sent)
             link = gpu, block.send, block.channel
             self.flights[link].append(Flight(gpu, sent, step["msg"]))
@@ -311,6 +322,7 @@ class _Run:
             )
         targets = self._keys(gpu, step, "dst")
         if step["type"] == "rrs":  # its sum is kept nowhere
+            # a cell of its own for the sum that is passed on at once
             targets = [(gpu, f"of step {step['srcbuf']}", at) for _, _, at in self._keys(gpu, step, "src")]
         bases = self._keys(gpu, step, "src") if step["type"] in _REDUCES else []
         if bases:
@@ -346,6 +358,7 @@ class _Run:
             cuts[block, part] |= {0, self._algorithm.units}
         for moved in moved_units:
             for unit, following in zip(moved.units, [*moved.units[1:], None], strict=True):
+                # a run of neighbours ends here: the block is cut behind it
                 if following != (*unit[:2], unit[2] + 1):
                     cuts[unit[:2]].add(unit[2] + 1)
                     if following is not None:
@@ -365,6 +378,7 @@ class _Run:
                     moved.reduces, moved.raw, moved.source_slot, moved.target_slot)
             for moved in moved_units
         )  # fmt: skip
+        # back to the units of the file
         units = self._algorithm.units * self._algorithm.grain
         return CollectiveSchedule(
             self._algorithm.name, self._algorithm.collective, self._algorithm.num_gpus, units, tuple(chunks), messages

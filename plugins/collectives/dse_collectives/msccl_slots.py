@@ -84,11 +84,13 @@ class Buffers:
         if not self.in_place or buffer == "s":
             return gpu, buffer, at
         if self.collective == "all_gather":
+            # the input of an all-gather is the GPU's own block of the output
             return gpu, "o", at + (gpu * self.units if buffer == "i" else 0)
         return gpu, "i", at + (gpu * self.units if buffer == "o" and self.collective == "reduce_scatter" else 0)
 
     def cell(self, key: Key) -> Cell | None:
         """The content of a cell; None: nothing has filled it."""
+        # inputs are made when they are looked at: few of them are written
         return self._cells.get(key) or self._at_start(*key)
 
     def _at_start(self, gpu: int, buffer: str, at: int) -> Cell | None:
@@ -120,6 +122,7 @@ class Buffers:
 
     def _write(self, key: Key, cell: Cell) -> None:
         if (before := self.cell(key)) is not None:
+            # a cell that was never written had not been counted
             self._uses[key[0], before.unit, before.slot] -= key in self._cells
         self._uses[key[0], cell.unit, cell.slot] += 1
         self._cells[key] = cell
@@ -131,6 +134,7 @@ class Buffers:
 
     def receive(self, gpu: int, flight: Flight, targets: Sequence[Key]) -> None:
         """Fill cells with units of another GPU."""
+        # one message fills one slot: units whose slots differ get a new one
         slots = {self._free_slot(gpu, cell, key) for cell, key in zip(flight.cells, targets, strict=True)}
         slot = slots.pop() if len(slots) == 1 else None
         slot = self._fresh_slot(gpu, flight.cells) if slot is None else slot
@@ -140,6 +144,7 @@ class Buffers:
         """Add units of another GPU to cells. to: cells that are added to, and those that get the sums."""
         bases = [self._filled(key) for key in to[0]]
         slots = {self._sum_slot(gpu, base, *ends) for base, *ends in zip(bases, *to, strict=True)}
+        # the sum is made in place, by the message itself
         if len(slots) == 1 and (slot := slots.pop()) is not None:
             cells = self._send(gpu, flight, slot, reduces=True)
             self._put_all(gpu, [_sum(cell, base, slot) for cell, base in zip(cells, bases, strict=True)], to[1])
@@ -171,6 +176,7 @@ class Buffers:
         """Copy what a GPU wants to the first slots of its units, where that is in others."""
         groups = defaultdict[int, list[Unit]](list)
         for cell in cells:
+            # a proper subset: the first slot lacks contributions
             if self._contents(gpu, cell.unit)[0] < cell.contributions:
                 groups[cell.slot].append(cell.unit)
         for slot, units in groups.items():
@@ -200,10 +206,12 @@ class Buffers:
     def _sum_slot(self, gpu: int, base: Cell, at: Key, to: Key) -> int | None:
         """The slot of a cell that is added to, where it may change in place; None where it has to stay."""
         if base.slot == _OWN:
+            # slot 0 is the own contribution until something is added
             return 0 if self._contents(gpu, base.unit)[0] == base.contributions else None
         return base.slot if at == to and self._uses[gpu, base.unit, base.slot] == 1 else None
 
     def _fresh_slot(self, gpu: int, cells: Iterable[Cell]) -> int:
+        # a number that none of the units uses yet
         return max(len(self._contents(gpu, cell.unit)) for cell in cells)
 
     def _put(self, gpu: int, cell: Cell) -> None:
@@ -225,6 +233,7 @@ class Buffers:
         source, cells = flight.source, flight.cells
         ends = {self._end(source, cell) for cell in cells}
         if all(cell.slot == _OWN for cell in cells):
+            # raw if one of them has to be
             ends = {max(ends)}
         if len(ends) == 1:
             raw, of = ends.pop()

@@ -45,7 +45,9 @@ def collective_of_steps(
     if collective == "all_reduce":
         rule = "has moves of an all-reduce, which go both ways at once"
         raise ConfigError([Problem("schedule", rule, None, "use pattern=reduce_scatter or all_gather")])
+    # the GPU across an even ring is as far both ways: half of its data goes either way
     halves = 2 if topology == "ring" and num_gpus % 2 == 0 else 1
+    # units of the schedule: the largest that all cuts, and halves, are multiples of
     edges = [cut * halves // gcd(*cuts) for cut in cuts]
     pieces = [
         (start + half * (end - start) // halves, (end - start) // halves)
@@ -59,6 +61,7 @@ def collective_of_steps(
     chunks = tuple(DataChunk(block, start, count, part) for block, part in blocks for start, count in pieces)
     first = {block: place * len(pieces) for place, block in enumerate(blocks)}
     scatters, messages = collective == "reduce_scatter", list[Message]()
+    # a reduce-scatter is written as its all-gather backwards, and turned round below
     for move in reversed(moves) if scatters else moves:
         sends = list[tuple[int, int, Message]]()
         for peer, way, which in _ways(move, num_gpus, topology):
@@ -71,6 +74,7 @@ def collective_of_steps(
                 moved = tuple(block + place for place in wanted)
                 if collective != "all_to_all":  # the GPUs before it on the way keep what they pass on
                     hops = hops[-1:]
+                # hops in the order of their distance; the longest ways first
                 sends += [(depth, -len(hops), Message(*hop, moved)) for depth, hop in hops]
         messages += [message for *_, message in sorted(sends, key=lambda send: send[:2])]
     gathered: Collective = "all_gather" if scatters else collective
@@ -87,6 +91,7 @@ def _ways(move: StepMove, num_gpus: int, topology: Topology) -> Iterator[tuple[i
             yield peer, 1, (0,)
             yield peer, -1, (1,)
         else:
+            # the shorter way round
             yield peer, 1 if 2 * peer < num_gpus else -1, (0, 1)
 
 

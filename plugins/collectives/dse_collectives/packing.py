@@ -60,6 +60,7 @@ class _RoutingProgram:
     def __init__(self, collective: Collective, topology: LinkTopology) -> None:
         self.topology, self.spans = topology, collective == "all_gather"
         n = range(topology.num_gpus)
+        # -1: the block goes to all
         self.blocks: list[Block] = [(s, -1) for s in n] if self.spans else [(s, d) for s in n for d in n if s != d]
         self.place = {ends: place for place, ends in enumerate(topology.by_ends)}
         # loads near one keep the tolerances of the solver meaningful
@@ -80,32 +81,39 @@ class _RoutingProgram:
         """Add a column; return whether it is a new one."""
         if (block, hops) in self.columns:
             return False
+        # load of every port for a whole block on this route
         self.columns[block, hops] = self.loads[:, [self.place[hop] for hop in hops]].sum(axis=1)
         return True
 
     def solve(self) -> Routing:
         """Add columns until none is cheaper, and read the shares."""
         n = len(self.topology.links)
+        # large topologies end early: their bound is looser, but holds
         rounds = max(3, min(_ROUNDS, int(_WORK / (n * len(self.blocks)))))
         for _ in range(rounds):
             time, prices = self._solve()
+            # no cheaper route, or the bound meets the program: the routing is the best
             if self._price(prices) <= 0 or self.bound >= time * (1 - _TIGHT):
                 break
         time, _ = self._solve()
+        # of all routings that load as little, the one whose data arrives first
         shares = self._earliest(time * (1 + _SLACK))
         routes: dict[Block, list[tuple[Hops, float]]] = {block: [] for block in self.blocks}
         for (block, hops), share in zip(self.columns, shares, strict=True):
             if share > _SLACK:
                 routes[block].append((hops, float(share)))
         fixed = {block: tuple(pairs) for block, pairs in routes.items()}
+        # rounding may put the bound above the program
         return Routing(fixed, time * self.scale, min(self.bound, time) * self.scale)
 
     def _price(self, prices: Floats) -> int:
         """Add the cheapest routes under prices of ports, and improve the bound; the number of new columns."""
+        # price of a link: loads of its ports at their prices
         link_prices = prices @ self.loads
         total, added = 0.0, 0
         for block, hops, is_cheapest in self._cheap_routes(link_prices):
             added += self.add(block, hops)
+            # only cheapest routes prove a bound; others are columns that arrive early
             if is_cheapest:
                 total += float(link_prices[[self.place[hop] for hop in hops]].sum())
         self.bound = max(self.bound, total)
@@ -115,6 +123,7 @@ class _RoutingProgram:
         """Yield cheap routes of every block, and whether none is cheaper."""
         late = np.array([link.latency_s for link in self.topology.links])
         if not self.spans:
+            # among paths of equal price the quickest: links that are not busy have a price of 0
             tie = 1e-9 * link_prices.max() / late.max() if late.max() > 0 else 0.0
             paths = quickest_paths(self.topology, lambda link: float(link_prices[link] + tie * late[link]))
             for block in self.blocks:
@@ -123,6 +132,7 @@ class _RoutingProgram:
             return
         cost, delay = (self._matrix(values) for values in (link_prices, late))
         for block in self.blocks:
+            # a tree to all GPUs, by Edmonds' algorithm
             yield block, _hops(block[0], cheapest_tree(cost, block[0])), True
             yield block, _hops(block[0], _early_tree(cost, delay, block[0])), False
 
@@ -149,13 +159,16 @@ class _RoutingProgram:
         sums, loads = self._rules()
         num_ports, num_blocks = loads.shape[0], sums.shape[0]
         result = linprog(
+            # variables: shares of the columns, and T last, which is minimised
             np.r_[np.zeros(sums.shape[1]), 1.0],
+            # load of each port - T <= 0
             A_ub=hstack([loads, csr_matrix(-np.ones((num_ports, 1)))]),
             b_ub=np.zeros(num_ports),
             A_eq=hstack([sums, csr_matrix((num_blocks, 1))]),
             b_eq=np.ones(num_blocks),
             method="highs",
         )
+        # duals of a minimum with <= are not positive; rounding may give them the other sign
         prices = np.maximum(-result.ineqlin.marginals, 0.0)
         return float(result.fun), prices / prices.sum()
 
@@ -212,19 +225,23 @@ def cheapest_tree(cost: Floats, root: int) -> dict[int, int]:
     {1: 2, 2: 0}
     """
     n = len(cost)
+    # the cheapest link into each vertex, which is a tree unless some close a circle
     parents = {v: int(np.argmin(np.where(np.arange(n) == v, np.inf, cost[:, v]))) for v in range(n) if v != root}
     cycle = _cycle(parents, root)
     if not cycle:
         return parents
     outside = [v for v in range(n) if v not in cycle]
+    # the circle becomes one vertex: entering it at v saves the link of the circle into v
     inner = np.array([cost[parents[v], v] for v in cycle])
     into = cost[np.ix_(outside, cycle)] - inner
     out = cost[np.ix_(cycle, outside)]
     size = len(outside)
     smaller = np.full((size + 1, size + 1), np.inf)
     smaller[:size, :size] = cost[np.ix_(outside, outside)]
+    # its best entry and its best exit for each vertex outside
     smaller[:size, size], smaller[size, :size] = into.min(axis=1), out.min(axis=0)
     tree = cheapest_tree(smaller, outside.index(root))
+    # the circle is opened where the tree enters it
     entered = cycle[int(np.argmin(into[tree[size]]))]
     result = {v: parents[v] for v in cycle if v != entered} | {entered: outside[tree[size]]}
     for v, parent in tree.items():
@@ -252,9 +269,11 @@ def _early_tree(cost: Floats, delay: Floats, root: int) -> dict[int, int]:
     n, parents, arrival = len(cost), {}, np.full(len(cost), np.inf)
     arrival[root] = 0.0
     unit = max(float(np.max(cost[np.isfinite(cost)])), 1e-30)
+    # prices that differ by rounding alone are equal, so that delay decides
     near = np.round(cost / unit, 9)
     for _ in range(n - 1):
         reached = np.isfinite(arrival)
+        # links from the tree to the vertices that it lacks
         price = np.where(reached[:, None] & ~reached[None, :], near, np.inf)
         ready = np.where(price == price.min(), arrival[:, None] + delay, np.inf)
         source, target = np.unravel_index(int(np.argmin(ready)), ready.shape)
@@ -269,6 +288,7 @@ def crossing_rate(topology: LinkTopology, part_of: Sequence[int]) -> float:
 
     crossing = [place for place, link in enumerate(topology.links) if part_of[link.source] != part_of[link.target]]
     loads = topology.load_matrix[:, crossing]
+    # ports that carry nothing between parts bound nothing
     used = loads[loads.sum(axis=1) > 0]
     unit = float(used.max())
     result = linprog(-np.ones(len(crossing)), A_ub=used / unit, b_ub=np.ones(len(used)), method="highs")

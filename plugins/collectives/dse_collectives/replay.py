@@ -41,6 +41,7 @@ def lower_schedule(schedule: CollectiveSchedule, topology: LinkTopology, num_byt
         link = topology.by_ends.get(ends)
         if link is None:
             raise ConfigError([Problem("schedule", f"message {place} ({message}) has no link on {topology.name}")])
+        # a link carries one message at a time, in the order of the schedule
         after = needed + ([last[ends]] if ends in last else [])
         share = sum(shares[chunk] for chunk in message.chunks)
         work = works.setdefault(share, share * tensor)
@@ -48,6 +49,7 @@ def lower_schedule(schedule: CollectiveSchedule, topology: LinkTopology, num_byt
             f"{place}: {', '.join(str(schedule.chunks[chunk]) for chunk in message.chunks[:3])}",
             f"message {place}",  # a kind for each, or the closed form would need the union of all intervals
             after=after,
+            # ports shared by several links are shared by the engine
             uses={ports[port]: load for port, load in link.loads.items()},
             work=work,
             delay=link.message_s,

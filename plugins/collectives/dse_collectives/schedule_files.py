@@ -46,7 +46,7 @@ from simulators.hardware.network import Node
 
 _FAMILY = "synthesised"
 """Schedules step by step, which the plug-in `synthesis` brings."""
-_MOST_BYTES = 64 << 20
+_MOST_BYTES = 64 << 20  # 64 MiB
 _CHUNK = re.compile(r"block (\d{1,6})(?:-(\d{1,6}))? \[(\d{1,9}), (\d{1,9})\)")
 _END = r"(\d{1,6})(?::(\d{1,6}))?"
 _MESSAGE = re.compile(rf"(\d{{1,9}}(?:,\d{{1,9}})*) from {_END} to {_END}(, added)?( raw)?")
@@ -84,12 +84,14 @@ def read_schedule(path: Path, node: Node | None = None, pattern: str | None = No
     node, pattern: the GPUs whose data steps move, and how. Raises ConfigError with the chunk that is lost or doubled.
     """
     text = read_text(path, "schedule", most=_MOST_BYTES, way_out="name the YAML or XML file of a schedule")
+    # by its content: names of files end in anything
     if text.lstrip().startswith("<"):
         return _proven(schedule_of_xml(text, path.name), path.name)
     tree = _tree(text)
     if rule := _foreign(tree):
         way = "name an XML of MSCCL, or the YAML of a schedule that `dse machine collective` writes"
         raise ConfigError([Problem("schedule", rule, str(path), way)])
+    # an overlap schedule: the moves among its steps are taken
     if isinstance(tree, dict) and "steps" in tree:
         return _schedule_of_steps(tree, node, pattern)
     return _proven(_schedule_of_tree(tree), path.name)

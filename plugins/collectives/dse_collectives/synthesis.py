@@ -37,6 +37,7 @@ from dse_collectives.packing import Block, Hops, Routing, crossing_rate, least_l
 from dse_collectives.replay import seconds
 from dse_collectives.topology import LinkTopology
 
+# of a block, to which shares of the routing are rounded
 _MOST_UNITS = 64
 _PIECES = (2, 4, 8, 16, 32, 64)
 _ENOUGH = 0.002  # relative: more pieces gain at least this
@@ -92,6 +93,7 @@ class Synthesiser:
 
     def bound(self, num_bytes: float) -> CollectiveBound:
         """Bounds for a tensor of `num_bytes`."""
+        # any collective has data for every pair of GPUs: the longest of the quickest paths bounds it
         late = {ends: link.latency_s for ends, link in self.topology.by_ends.items()}
         paths = quickest_paths(self.topology).values()
         latency = max(sum(late[hop] for hop in pairwise(path)) for path in paths)
@@ -99,6 +101,7 @@ class Synthesiser:
             busy = num_bytes * self._gossip_per_byte
         else:
             busy = self.routing.bound_per_byte * num_bytes / self.topology.num_gpus
+        # the last byte of the busiest port still has a link's latency before it
         return CollectiveBound(busy + min(late.values()), latency)
 
     @cached_property
@@ -107,6 +110,7 @@ class Synthesiser:
         n, g = self.topology.num_gpus, self.topology.gpus_per_node
         # GPUs as parts, and nodes: whichever bounds more
         parts = [list(range(n))] + ([[gpu // g for gpu in range(n)]] if n // g > 1 and g > 1 else [])
+        # k parts exchange at least 2 k - 2 copies of a byte between them
         return max((2 * (max(part_of) + 1) - 2) / crossing_rate(self.topology, part_of) for part_of in parts)
 
     def timed_library(self, num_bytes: float) -> dict[str, TimedSchedule]:
@@ -125,10 +129,12 @@ class Synthesiser:
 
     def synthesise_sizes(self, sizes: Sequence[float]) -> list[TimedSchedule]:
         """The fastest schedule for each size; of pipelines that are as fast, the one of the fewest pieces."""
+        # [candidates, sizes]
         times = np.array([seconds(schedule, self.topology, sizes) for schedule in self.candidates])
         piped = np.array([schedule in self._pipelines.values() for schedule in self.candidates])
         # fewer pieces may lose a little to more pieces, but never to a library
         limits = np.minimum(times.min(axis=0) * (1 + _ENOUGH), np.where(piped[:, None], np.inf, times).min(axis=0))
+        # the first candidate within the limit: pipelines come first, by their pieces
         places = np.argmax(times <= limits, axis=0)
         return [self._with_name(self.candidates[place], times[place, size]) for size, place in enumerate(places)]
 
@@ -142,8 +148,10 @@ class Synthesiser:
         """Schedules that may be the fastest, and relay no more than there is room for. Raises ConfigError."""
         schedules = [self.pipeline(1)]
         for pieces in _PIECES:
+            # proof and replay take time by the message
             if pieces * len(schedules[0].messages) <= _MOST_MESSAGES:
                 schedules.append(self.pipeline(pieces))
+        # for small tensors latency decides, not the load of links
         schedules += [check_schedule(quickest_schedule(self.collective, self.topology)), *self.library.values()]
         fitting = tuple(schedule for schedule in schedules if self._has_room(schedule))
         if not fitting:
@@ -166,6 +174,7 @@ class Synthesiser:
 
     def _make_pipeline(self, pieces: int) -> CollectiveSchedule:
         name = f"{SYNTHESISED}, {pieces} piece{'s' if pieces > 1 else ''}"
+        # reductions are made as gathers first, and turned round in time
         shape: Collective = "all_to_all" if self.collective == "all_to_all" else "all_gather"
         empty = CollectiveSchedule(name, shape, self.topology.num_gpus, 1, (), ())
         copies = _pipeline_messages(self.routing, pieces, empty)
@@ -206,6 +215,7 @@ def _depths(hops: Hops) -> list[int]:
 def _heights(hops: Hops) -> list[int]:
     """Most hops after each one."""
     height: dict[int, int] = {}
+    # hops are in the order of a tree: reversed, children come before their parents
     for a, b in reversed(hops):
         height[a] = max(height.get(a, 0), height.get(b, 0) + 1)
     return [height.get(b, 0) for _, b in hops]
@@ -216,12 +226,15 @@ def round_shares(routing: Routing) -> tuple[int, Mapping[Block, Sequence[tuple[H
     shares = {block: np.array([share for _, share in routes]) for block, routes in routing.routes.items()}
     errors = []
     for units in range(1, _MOST_UNITS + 1):
+        # error of rounding, as a share of a block
         off = max(float(np.abs(units * share - np.round(units * share)).max()) / units for share in shares.values())
         errors.append((off, units))
         # the linear program is no more exact than that
         if off < 1e-5:
             break
+    # the smallest error, and of equal ones the fewest units
     units = min(errors)[1]
+    # shares of the program sum to 1 only within its tolerance
     counts = {block: _apportion(share / share.sum(), units) for block, share in shares.items()}
     return units, {
         block: [(hops, count) for (hops, _), count in zip(routes, counts[block], strict=True) if count]

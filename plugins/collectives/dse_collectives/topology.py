@@ -102,6 +102,7 @@ def _links_inside(node: Node, first: int, ports: dict[str, float]) -> list[Direc
     latency = _latency_inside(node)
     pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
     if node.topology == "ring":
+        # neighbours on both sides
         pairs = [(a, b) for a, b in pairs if (b - a) % count in (1, count - 1)]
     links = []
     for a, b in ((first + a, first + b) for a, b in pairs):
@@ -110,6 +111,7 @@ def _links_inside(node: Node, first: int, ports: dict[str, float]) -> list[Direc
             loads, port_rate = {f"link {a}-{b}": 1.0}, rate
         else:
             loads = {f"port {a} out": 1.0, f"port {b} in": 1.0}
+            # a port carries what a GPU's links do together
             port_rate = float(np.squeeze(rates_inside(node)["port"]))
         ports.update(dict.fromkeys(loads, port_rate))
         links.append(DirectedLink(a, b, latency, loads))
@@ -121,6 +123,7 @@ def _latency_inside(node: Node) -> float:
     if node.hop_latency_s is not None:
         return float(node.hop_latency_s)
     if node.library is not None:
+        # a step of a collective, as a library was measured with it
         return float(node.library.latency_s)
     way = "set system.node.hop_latency_s=1us"
     raise ConfigError([Problem("system.node.hop_latency_s", "is missing: latency of a message", way_out=way)])
@@ -139,6 +142,7 @@ def _links_between(fabric: Fabric, gpus: int, ports: dict[str, float]) -> list[D
 def _link_between(fabric: Fabric, gpus: int, ends: tuple[int, int], ports: dict[str, float]) -> DirectedLink:
     nic, network = fabric.nic, fabric.network
     loads: dict[str, float] = {}
+    # GPUs of a node are spread evenly over its NICs
     rails = [end % gpus * nic.num_nics // gpus for end in ends]
     names = [f"nic {end // gpus}.{rail}" for end, rail in zip(ends, rails, strict=True)]
     # NICs of one GPU carry its messages together

@@ -160,6 +160,7 @@ def test_a_copy_over_a_sum_is_refused() -> None:
         check_schedule(replace(schedule, messages=copies))
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_relays_have_the_room_that_they_are_given() -> None:
     ring = maker("ring", "all_to_all").library["direct"]
@@ -216,6 +217,7 @@ def test_a_schedule_for_other_links_is_refused() -> None:
 # Bounds
 
 
+@pytest.mark.more
 @pytest.mark.one_in(4, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("fabric", "collective"), list(product(FABRICS, COLLECTIVES)))

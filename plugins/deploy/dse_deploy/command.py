@@ -26,6 +26,7 @@ from simulators.steps.overlap.implementations import implementation
 from simulators.steps.overlap.sites import SERIAL, place_of
 from studies.plan.plan_file import SECTIONS, Plan, put_in
 
+# settings are short: a larger file is something else
 _MOST_BYTES = 1 << 20
 
 
@@ -38,12 +39,15 @@ def settings_import(words: Sequence[str]) -> int:
     name, tool = tool_named("from", options["from"])
     path, out = Path(options["settings"]), Path(options["out"])
     console, launch = report.console(), launch_number(options.get(LAUNCH, ""))
+    # schedules of MSCCL have a format of their own, read by another plug-in
     if tool.files[0].format == "msccl" and not launch:
         keep(out, plugins.load("format", "msccl").plan(path))
     else:
         settings = read(texts_of(tool, path, launch), with_words({}, overrides), launch=launch)
+        # a plan of nothing but what was typed would be judged as if the file had been read
         if not settings.unmodelled and (not settings.has_own or settings.plan == with_words({}, overrides)):
             raise ConfigError([_holds_nothing(tool, path)])
+        # what changes a step and is not modelled goes into the plan, so that every later answer repeats it
         counting = [*settings.unmodelled, *(unread for unread in settings.unread if _changes(unread, tool))]
         notes = {"unread": [f"{path.name}: {unread}" for unread in counting]} if counting else {}
         text = yaml.safe_dump({"tool": name, **notes, **settings.plan}, sort_keys=False)
@@ -55,6 +59,7 @@ def settings_import(words: Sequence[str]) -> int:
             console.print(line, soft_wrap=True, highlight=False)
         for unread in dict.fromkeys(unread for unread in settings.unread if unread not in counting):
             console.print(f"means nothing to a plan: {unread}", soft_wrap=True, highlight=False)
+    # a library has no mode of its own
     of_step = [f"run.mode={tool.modes[0]}"] if tool.framework else []
     for line in judge_lines("plan", out, options, of_step):
         console.print(line, soft_wrap=True, highlight=False)
@@ -104,6 +109,7 @@ def launch_number(text: str) -> int:
 
 def _changes(unread: str, tool: Tool) -> bool:
     """Return whether a setting that no plan has changes a step, by its name or that of its section."""
+    # the section of a JSON option counts: `compilation-config.level` is one of compilation-config
     name = unread.split(" ")[0].split(".")[0].lstrip("-").replace("_", "-")
     return name in {flag.lstrip("-").replace("_", "-") for flag in tool.unmodelled}
 
@@ -112,6 +118,7 @@ def write_all(tool: Tool, plan: Plan, name: str, model: ModelFacts = UNKNOWN) ->
     """The files of a tool for a plan of a model, by name. Raises ConfigError."""
     head = f"{tool.title}: settings for {name}, by python -m dse settings export; names as of {tool.version}"
     sayable, own_sites = tool.sayable(plan), tool.own_sites(plan)
+    # the tool does these by itself: a setting would repeat them
     if own_sites:
         sayable["sites"] = {site: text for site, text in sayable["sites"].items() if site not in own_sites}
     return {file.name: write(file, sayable, head, model) for file in tool.files}
@@ -124,6 +131,7 @@ def nearest(tool: Tool, plan: Plan, written: Mapping[str, Written]) -> dict[str,
     for path in ("parallel.tp", *tool.follows):  # which settings leave open
         if (value := get_path(plan, path)) is not None:
             put_in(named, path, value)
+    # written and read again: what comes back is what the tool can express
     nearest_plan = dict(read(texts, named).plan)
     for site, text in tool.own_sites(plan).items():
         if get_path(nearest_plan, f"sites.{site}") in (None, SERIAL):
@@ -139,6 +147,7 @@ def is_of_plan(word: str) -> bool:
 
 def option_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Options of the command, and values beside the plan."""
+    # values of the plan have a section, options of the command have none
     overrides = [word for word in words if is_of_plan(word)]
     return [word for word in words if word not in overrides], overrides
 
@@ -167,6 +176,7 @@ def tool_named(word: str, name: str) -> tuple[str, Tool]:
 def texts_of(tool: Tool, path: Path, launch: int) -> list[tuple[SettingsFile, str]]:
     """Texts of the files of a tool in a folder, or that of one file: of the format that its ending is."""
     if path.is_dir():
+        # files of a folder may have names that the launch script gives them
         paths = [(file, path / _file_name(tool, path, file)) for file in tool.files]
         texts = [(file, _text(at)) for file, at in paths if at.is_file()]
         if texts:
@@ -178,6 +188,7 @@ def texts_of(tool: Tool, path: Path, launch: int) -> list[tuple[SettingsFile, st
     if file.format != "arguments":
         return [(file, text)]
     named = list(_named_files(tool, path, settings_of(file, text, launch), text))
+    # a file that counts under the options of the launch is read first, so that they replace its values
     before = [(other, content) for is_later, other, content in named if not is_later]
     after = [(other, content) for is_later, other, content in named if is_later]
     return [*before, (file, text), *after]
@@ -197,9 +208,12 @@ def _file_of(tool: Tool, path: Path, text: str) -> tuple[SettingsFile, str]:
             raise ConfigError(
                 [Problem("settings", rule, str(path), "write from=torch for a configuration of torchtitan")]
             )
+        # TOML has the settings of the Python file, in another syntax
         return python[0].model_copy(update={"format": "toml"}), text
     alike = [file for file in tool.files if Path(file.name).suffix == suffix]
+    # no configuration file: a launch script or a command line
     if is_manifest or suffix not in (".yaml", ".json", ".py"):
+        # a tool whose own file is YAML has the same names on its command line
         launched = [file for file in tool.files if file.format == "yaml" and tool.framework]
         alike = [file.model_copy(update={"format": "arguments"}) for file in launched] or alike
     if not is_manifest:
@@ -207,6 +221,7 @@ def _file_of(tool: Tool, path: Path, text: str) -> tuple[SettingsFile, str]:
     script, files = script_of(text), [file for file in (*alike, *tool.files) if file.format in _OF_LAUNCHES]
     launches, written = split_documents(script)
     configs = [file for file in tool.files if file.format == "yaml"]
+    # a ConfigMap with one file, and no container that starts anything
     if configs and len(written) == 1 and not launches.strip():
         return configs[0], next(iter(written.values()))
     if not files or not script.strip():
@@ -228,6 +243,7 @@ def _named_files(
     files, written = {other.name: other for other in tool.files}, split_documents(text)[1]
     for name, value, setting in settings:
         if setting is not None and setting.constant in files:
+            # paths in a launch are of the container: only the name can be found here
             here = path.parent / Path(str(value)).name
             if here.name not in written and not here.is_file():
                 rule = f"is not in the folder of the launch file, which takes settings from it ({setting.meaning})"
@@ -240,6 +256,7 @@ def _file_name(tool: Tool, folder: Path, file: SettingsFile) -> str:
     for other in tool.files:
         for setting in other.settings if (folder / other.name).is_file() else ():
             if setting.constant == file.name:
+                # a comment may name another file
                 match = re.search(rf"^[^#\n]*{setting.name}[= ]+(\S+)", _text(folder / other.name), re.MULTILINE)
                 return file.name if match is None else Path(match[1]).name
     return file.name

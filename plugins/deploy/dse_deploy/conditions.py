@@ -12,6 +12,7 @@ from dse.errors.parsing import whole_number
 
 TESTS: Mapping[str, str] = {"[": "]", "[[": "]]", "test": ""}
 """Commands that test a condition -> the word that ends them."""
+# how often a loop runs changes no setting
 _LOOPS = ("for", "while", "until")  # whose body is taken to run
 _OPENS, _CLOSES = ("if", "case", *_LOOPS), ("fi", "esac", "done")
 _NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
@@ -34,8 +35,10 @@ def decided(words: Sequence[str]) -> bool | None:
     if end and words[-1] != end:
         return None
     inner = list(words[1 : -1 if end else len(words)])
+    # a variable without a known value
     if any("$" in word or "`" in word for word in inner):
         return None
+    # `[ ! -z "$x" ]`
     if inner[:1] == ["!"]:
         holds = _holds(inner[1:])
         return None if holds is None else not holds
@@ -49,9 +52,11 @@ def _holds(words: Sequence[str]) -> bool | None:
             return bool(operand)
         case ["-z" | "-n" as operator, operand]:
             return bool(operand) == (operator == "-n")
+        # the right side of [[ ]] may be a pattern: only the run decides then
         case [left, "=" | "==" | "!=" as operator, right] if not set(right) & set("*?["):
             return (left == right) == (operator != "!=")
         case [left, operator, right] if operator in _NUMBERS:
+            # a shell fails on what is no number: nothing is known
             numbers = [number for number in map(whole_number, (left, right)) if number is not None]
             return _NUMBERS[operator](*numbers) if len(numbers) == 2 else None
     return None
@@ -70,6 +75,7 @@ def matches(subject: str, patterns: Sequence[str]) -> bool | None:
     """Tell whether a word fits one of the patterns of a `case`; None where only a run would know."""
     if any("$" in text or "`" in text for text in (subject, *patterns)):
         return None
+    # `case` matches as file names do
     return any(fnmatchcase(subject, pattern) for pattern in patterns)
 
 
@@ -108,6 +114,7 @@ class _Branch:
 
     def _values_of_all(self, name: str, every: Sequence[Mapping[str, list[str]]]) -> list[str] | None:
         values = [first[name] for first in every if name in first]
+        # `[ -z "$TP" ] && TP=8` leaves 8 in any case that the script itself can know
         is_sure = name == self.default or (self.is_complete and len(values) == len(every))
         return values[0] if is_sure and all(value == values[0] for value in values) else None
 
@@ -143,6 +150,7 @@ class Branches:
 
     def note(self, name: str, values: list[str], *, is_first: bool) -> None:
         """Note that a variable is set where only a run would know whether it comes by."""
+        # innermost first: the branch that decides whether the assignment is reached
         for branch in reversed(self.stack):
             if branch.is_open and branch.word not in _LOOPS and (is_first or name in branch.first):
                 branch.first[name] = values
@@ -159,6 +167,7 @@ class Branches:
             if self.stack:
                 branch = self.stack[-1]
                 self._next(branch, is_last=word == "else")
+                # a condition that did not hold makes its `else` run; after one that held nothing else does
                 if not branch.is_open:
                     branch.outcome = "yes" if branch.outcome == "no" else "past"
         else:
@@ -167,6 +176,7 @@ class Branches:
 
     def _next(self, branch: _Branch, *, is_last: bool) -> None:
         """Go to the next branch of a condition: what the one before was the first to set is not set there."""
+        # a variable of an earlier branch is unknown here until all branches have ended
         self.left |= dict.fromkeys(branch.first)
         branch.before.append(branch.first)
         branch.first, branch.is_complete = {}, branch.is_complete or is_last
@@ -188,6 +198,7 @@ class Branches:
             return
         branch = self.stack[-1]
         branch.default = default if is_first else ""
+        # an `elif` counts only if no branch before it was taken
         if holds is not None and (is_first or branch.outcome == "yes"):
             branch.outcome = "yes" if holds else "no"
         elif holds is None and branch.outcome == "yes":
@@ -198,8 +209,11 @@ class Branches:
         branch = self.stack[-1]
         if branch.has_begun:
             self._next(branch, is_last=False)
+        # the pattern * catches the rest: one branch is taken in any case
         branch.is_complete = "*" in patterns
+        # after a branch that may have run, whether this one runs depends on it
         holds = None if branch.has_begun and branch.is_open else matches(branch.subject, patterns)
+        # a branch that ran ends the `case`
         if branch.outcome in ("yes", "past"):
             branch.outcome = "past"
         else:
@@ -214,6 +228,7 @@ class Branches:
 
     def turn_round(self) -> None:
         """Let what follows `||` run where what a test decided does not: `[ ... ] && one || other`."""
+        # `test && a || b`: b runs exactly if a does not
         if self.joined and not self.stack[-1].is_open:
             self.stack[-1].outcome = "no" if self.stack[-1].outcome == "yes" else "yes"
         elif self.joined:
@@ -221,6 +236,7 @@ class Branches:
 
     def end_line(self) -> None:
         """Leave what was joined to a test."""
+        # a script that is damaged may have closed more than it opened
         for _ in range(min(self.joined, len(self.stack))):
             self._leave(self.stack.pop())
         self.joined = 0

@@ -21,6 +21,7 @@ AUTO = "auto"
 """A value that the program which calls DeepSpeed fills in."""
 _STAGE, _OVERLAP = "zero_optimization.stage", "zero_optimization.overlap_comm"
 _PREFETCH, _BATCH = "zero_optimization.stage3_prefetch_bucket_size", "train_batch_size"
+# bf16 was called bfloat16 in older versions
 _FORMATS = ("bf16.enabled", "bfloat16.enabled", "fp16.enabled")
 _SECTIONS = (
     "zero_optimization",
@@ -45,6 +46,7 @@ def deepspeed_values(text: str) -> Values:
 
     Raises ConfigError for a file that is no object of JSON.
     """
+    # a repeated key is an error: JSON readers keep the last one silently
     tree = parse_json(text, "settings", distinct=True)
     if not isinstance(tree, Mapping):
         raise ConfigError([Problem("settings", "is no object of JSON", str(tree)[:40], "name a ds_config.json")])
@@ -53,6 +55,7 @@ def deepspeed_values(text: str) -> Values:
         _check_stages(values)
         yield from _split(values)
         yield from _precision(values)
+    # these were said above, in terms of the stage
     handled = (_STAGE, _OVERLAP, _PREFETCH, *_FORMATS)
     yield from ((path, value) for path, value in values.items() if path not in handled and not _is_left(path, value))
 
@@ -67,6 +70,7 @@ def _check_stages(values: Mapping[str, Any]) -> None:
     stage = values.get(_STAGE, 0)
     if not isinstance(stage, int) or isinstance(stage, bool) or not 0 <= stage <= _WEIGHTS:
         raise ConfigError([Problem(f"settings.{_STAGE}", "is no stage of ZeRO", stage, "write 0, 1, 2 or 3")])
+    # gradients of a pipeline accumulate over micro-batches, which a split would send each time
     if stage >= _GRADIENTS and _is_several(values.get("pipeline.stages")):
         rule = "splits gradients, which DeepSpeed refuses with a pipeline (pipeline.stages)"
         raise ConfigError([Problem(f"settings.{_STAGE}", rule, stage, "write stage 1, or leave the pipeline out")])
@@ -80,11 +84,13 @@ def _split(values: Mapping[str, Any]) -> Values:
     """Yield what replicas split, and how its exchange runs."""
     stage = values.get(_STAGE, 0)
     yield _STAGE, stage
+    # the option is accepted and has no effect: reported, and not read
     if stage == 0 and values.get(_OVERLAP):
         yield f"{_OVERLAP} {values[_OVERLAP]} ({_NO_ZERO})", None
     elif _OVERLAP in values:
         yield _OVERLAP, values[_OVERLAP]
     if stage == _WEIGHTS:
+        # a bucket of 0 elements switches prefetching off
         yield _PREFETCH, values.get(_PREFETCH) != 0
     elif _PREFETCH in values:
         yield f"{_PREFETCH} {values[_PREFETCH]} (of stage 3 alone)", None
@@ -108,7 +114,9 @@ def overlap(facts: Mapping[str, tuple[str, Any]], plan: dict[str, Any]) -> str:
     stage = get_path(plan, "parallel.zero")
     if stage is None:
         return ""
+    # the default of DeepSpeed: on for stage 3, else off
     name, is_beside = facts.get("overlap_comm", (_OVERLAP, stage == _WEIGHTS))
+    # from stage 2 on gradients are split, and the model always reduces them during the backward pass
     if stage < _GRADIENTS:
         put_in(plan, "parallel.reductions", "beside" if is_beside and stage else "after")
     if stage == _WEIGHTS and not is_beside:
@@ -136,6 +144,7 @@ def batches(facts: Mapping[str, tuple[str, Any]], plan: dict[str, Any]) -> str:
     if _KNOBS[1] not in numbers and _KNOBS[0] not in numbers and _KNOBS[2] in numbers:
         numbers[_KNOBS[1]] = 1  # as DeepSpeed has it
         put_in(plan, _KNOBS[1], 1)
+    # one factor follows from the product; two cannot
     open_knobs = [path for path in _KNOBS if path not in numbers]
     if len(open_knobs) > 1:
         rule = f"is {' x '.join(_KNOBS)}, and {' and '.join(open_knobs)} are open"

@@ -26,6 +26,7 @@ def derive(facts: Facts, plan: dict[str, Any], possible: Collection[str]) -> lis
 
     possible: facts that the tool has settings for. Raises ConfigError where numbers of GPUs or layers do not fit.
     """
+    # Megatron-LM cuts experts as it cuts attention unless another degree is given
     if "expert_tp" in possible and "expert_tp" not in facts:
         facts = {**facts, "expert_tp": ("--expert-tensor-parallel-size (as tp, by default)", _degree(plan, "tp"))}
     if problems := open_facts(facts, plan):
@@ -46,6 +47,7 @@ _FOLLOWS: Mapping[str, str] = {
 def open_facts(facts: Facts, plan: Mapping[str, Any]) -> list[Problem]:
     """Problems of facts that only a run would know, and of which a knob follows that the plan does not have."""
     missing = {fact: knob for fact, knob in _FOLLOWS.items() if fact in facts and get_path(plan, knob) is None}
+    # a total makes GPUs per node irrelevant, even if they are unknown
     counted = LAUNCHED[1:] if "gpus" in facts else ()  # GPUs of the launch, whatever its nodes have
     is_open_there = {fact: fact not in counted and is_open(str(facts[fact][1])) for fact in missing}
     return [
@@ -90,6 +92,7 @@ def _attention_replicas(facts: Facts, plan: dict[str, Any]) -> str:
         put_in(plan, "parallel.dp", _degree(plan, "tp"))
     elif not _is_on(facts, "attention_dp"):
         return ""
+    # in these tools --tp counts all GPUs of an engine; a plan counts those that share one replica of attention
     gpus, replicas = _degree(plan, "tp"), _degree(plan, "dp")
     put_in(plan, "parallel.tp", _whole("parallel.tp", (gpus, replicas), "GPUs of tp over replicas of attention"))
     if get_path(plan, "parallel.ep") is None and replicas > 1:
@@ -102,6 +105,7 @@ def _attention_replicas(facts: Facts, plan: dict[str, Any]) -> str:
 def _experts_of_replicas(facts: Facts, plan: dict[str, Any]) -> str:
     """Experts that vLLM cuts over the GPUs of all replicas where it does not spread them."""
     replicas = _degree(plan, "dp")
+    # without expert parallelism vLLM uses tensor parallelism over dp x tp for experts, which no knob has
     if "experts_everywhere" not in facts and replicas > 1 and get_path(plan, "parallel.ep") is None:
         return (
             f"data-parallel-size {replicas} without enable-expert-parallel (each expert of a mixture is cut over all)"
@@ -112,6 +116,7 @@ def _experts_of_replicas(facts: Facts, plan: dict[str, Any]) -> str:
 def _experts_cut(facts: Facts, plan: dict[str, Any]) -> str:
     """Experts that GPUs of tp cut as well, where fewer of them share the experts of a layer."""
     experts, gpus = _degree(plan, "ep"), _degree(plan, "tp") * _degree(plan, "dp") * _degree(plan, "cp")
+    # GPUs over which the tool would cut each expert if it spread none
     inside = gpus if _is_on(facts, "attention_dp") or _is_on(facts, "attention_dp_of_tp") else _degree(plan, "tp")
     if 1 < experts < inside:
         return f"parallel.ep = {experts}: each expert is cut over {inside // experts} GPUs as well"
@@ -128,6 +133,7 @@ def _experts_of_tp(facts: Facts, plan: dict[str, Any]) -> str:
 def _experts_everywhere(facts: Facts, plan: dict[str, Any]) -> str:
     """Experts over all GPUs of tp and dp, as vLLM has it."""
     if _is_on(facts, "experts_everywhere"):
+        # vLLM derives the degree itself: there is no option for it
         put_in(plan, "parallel.ep", _degree(plan, "tp") * _degree(plan, "cp") * _degree(plan, "dp"))
     return ""
 
@@ -135,10 +141,12 @@ def _experts_everywhere(facts: Facts, plan: dict[str, Any]) -> str:
 def _replicas(facts: Facts, plan: dict[str, Any]) -> str:
     """Replicas that fill the GPUs of a launch: those of all nodes over tp, cp and pp."""
     knob = "parallel.dp"
+    # a degree that was written counts over one that follows
     if get_path(plan, knob) is None and ("gpus" in facts or "gpus_per_node" in facts):
         gpus = _number(facts, "gpus" if "gpus" in facts else "gpus_per_node", knob)
         if "nodes" in facts and "gpus" not in facts:
             gpus *= _number(facts, "nodes", knob)
+        # expert parallelism reuses GPUs of dp, so it is no factor
         replica = _degree(plan, "tp") * _degree(plan, "cp") * _degree(plan, "pp")
         put_in(plan, knob, _whole(knob, (gpus, replica), "GPUs of the launch over tp x cp x pp"))
     return ""
@@ -151,10 +159,12 @@ def _virtual_stages(facts: Facts, plan: dict[str, Any]) -> str:
         if "layers" not in facts:
             name, way = facts["layers_per_part"][0], "add --num-layers"
             raise ConfigError([Problem(f"settings.{name}", "needs the number of layers", way_out=way)])
+        # ends that count as a layer take a place in a part
         layers = _number(facts, "layers", knob) + _is_on(facts, "embedding_counts") + _is_on(facts, "loss_counts")
         parts = _degree(plan, "pp") * _number(facts, "layers_per_part", knob)
         put_in(plan, "parallel.pipeline", "interleaved")
         put_in(plan, knob, _whole(knob, (layers, parts), "layers over pp x layers of a part"))
+    # one part on each GPU is the plain pipeline
     if get_path(plan, knob) == 1 and get_path(plan, "parallel.pipeline") == "interleaved":
         del plan["parallel"]["pipeline"], plan["parallel"]["virtual_stages"]
     return ""
@@ -182,10 +192,12 @@ _UNEVEN = 2  # layers, with ends: DeepSeek-V3's published layouts leave its last
 
 def stage_sizes(text: str) -> list[int] | None:
     """Layers of each stage of Megatron-LM's --pipeline-model-parallel-layout; None where a plan has no such stages."""
+    # groups in brackets first, then single letters
     for pattern in (r"\(([^)]+)\)\*(\d{1,3})", r"(.)\*(\d{1,3})"):  # as PipelineParallelLayerLayout unrolls them
         text = re.sub(pattern, lambda found: found[1] * int(found[2]), text.replace(",", ""))
     stages = text.split("|")
     sizes = [stage.count("t") for stage in stages]
+    # t: layer; E: embedding; L: loss; m: prediction of further tokens
     counted = [sum(stage.count(mark) for mark in "tELm") for stage in stages]
     known = set(text) <= set("tELm|")
     even = max(sizes) - min(sizes) <= 1 or max(counted) - min(counted) <= _UNEVEN
@@ -230,6 +242,7 @@ def _experts_by_tp(facts: Facts, plan: dict[str, Any]) -> str:
     gpus = _degree(plan, "tp") * _degree(plan, "cp") * _degree(plan, "dp")
     if get_path(plan, "parallel.dp") is not None and gpus % experts:
         return f"parallel.ep = {experts}: does not divide the {gpus} GPUs of a stage, tp x cp x dp (write parallel.dp=)"
+    # the cut has to divide what is left of the stage
     if isinstance(cut, int) and cut > 1 and gpus % (experts * cut) == 0:
         put_in(plan, "parallel.etp", cut)
         return ""
@@ -250,6 +263,7 @@ def _split_states(facts: Facts, plan: dict[str, Any]) -> str:
     name, strategy = facts.get("sharding", ("", "optim_grads_params"))
     if strategy not in _SPLIT:
         return f"{name} {strategy}"
+    # the place in the list is the stage of ZeRO
     put_in(plan, "parallel.zero", _SPLIT.index(strategy))
     return ""
 
@@ -264,6 +278,7 @@ def _recompute(facts: Facts, plan: dict[str, Any]) -> str:
         return ""
     name, text = facts["recomputed_modules"]
     modules = set(str(text).split())
+    # the default of --recompute-granularity selective
     if modules == {"core_attn"}:
         return ""
     if modules in _AS_UP_PROJECTIONS:
@@ -291,6 +306,7 @@ def _gathers_beside(facts: Facts, plan: dict[str, Any]) -> str:
     return ""
 
 
+# later rules read knobs that earlier ones put into the plan
 _RULES: tuple[Callable[[Facts, dict[str, Any]], str], ...] = (
     _split_states,
     _recompute,

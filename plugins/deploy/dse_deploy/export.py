@@ -73,14 +73,17 @@ def _export_plan(name: str, file: Path, words: Sequence[str]) -> ToolFiles:
     read = read_plan(file)
     plan = with_words(read.plan, [word for word in words if is_of_plan(word)])
     check_plan(plan)
+    # without a step nothing can be timed: every setting is written
     if step is None:
         _check_beside(words)
         check_target(name, plan, None)
         return ToolFiles(name, plan, plan, write_all(tools()[name], plan, file.name))
+    # the file rests on what the step has anyway, so that is written as well
     plan = step.with_context(plan)
     check_target(name, plan, step)
     planned = step.plan_tree(plan, read.tool)
     by_tool = ToolPlan(name, step, planned)
+    # settings that make the step slower on this tool are left out, and reported
     written_plan, left_out = by_tool.without_losses(plan)
     by_tool.check_memory(written_plan)
     written = write_all(tools()[name], written_plan, file.name, ModelFacts.of(step.tree))
@@ -122,6 +125,7 @@ def answer(exported: ToolFiles) -> Iterator[Table | str]:
         by_itself = {path: get_path(tree, path) for path in by_itself}  # as far as the machine can
     else:
         yield "times: the plan's step is not known here; name it with model=<name> system=<name> run.mode=<mode>"
+    # a choice is without a word only if no file of the tool has one
     unsaid = frozenset.intersection(*(part.unsaid for part in exported.written.values()))
     yield from _differences(tool, plan, reached_plan, unsaid, by_itself)
 
@@ -135,6 +139,7 @@ def _settings_table(written: Mapping[str, Written]) -> Table:
     for part in written.values():
         for row in part.rows:
             value = row.value if isinstance(row.value, str | int | float) else _compact(row.value.tree)
+            # a flag for all sites would fill the column
             paths = " ".join(row.paths) if len(row.paths) < 3 else f"{len(row.paths)} sites"
             shown.add_row(row.name, str(value), paths, row.meaning)
     return shown
@@ -151,6 +156,7 @@ def _times(exported: ToolFiles, by_tool: Plan) -> Iterator[Table | str]:
     times = ", ".join(f"{column} {cell(float(step.seconds), 's')}" for column, step in steps.items())
     yield f"a step of {get_path(step.tree, 'model.name')}: {times} (predictions)"
     yield from _sites_table(exported.plan, by_tool, steps)
+    # the tool may do more by itself than a file can switch off
     if serial is not None and float(steps[f"by {name}"].seconds) > float(serial.seconds):
         yield f"what is written is slower than serial, by {', '.join(_not_serial(exported, by_tool))}"
     for left in exported.left_out:
@@ -184,6 +190,7 @@ def _sites_table(plan: Plan, by_tool: Plan, steps: Mapping[str, Iteration]) -> I
     for column in ("site", *(text for name in steps for text in (name, "takes"))):
         shown.add_column(column, justify="right" if column == "takes" else "left")
     for site in chosen:
+        # the third column is serial everywhere
         texts = [*(part.get(site, SERIAL) for part in schedules), SERIAL]
         cells = zip(texts, (cell(site_seconds(step, site), "s") for step in steps.values()), strict=False)
         shown.add_row(site, *(text for pair in cells for text in pair))
@@ -211,6 +218,7 @@ def _differences(
             by_itself.append(f"{path} = {value}")
         elif path in unsaid:
             yield f"{tool.name} has no setting for {path} = {value}{_instead(path, defaults)}"
+        # a value equal to the default is not written, so reading does not bring it back
         elif path in wanted and path not in reached and _same(value, defaults.get(path, usual(path))):
             by_itself.append(f"{path} = {value}")
         else:
@@ -234,6 +242,7 @@ def _instead(path: str, defaults: Mapping[str, Any]) -> str:
 
 
 def _same(left: Any, right: Any) -> bool:
+    # YAML, command lines and Python write true, True and "true"
     return str(left).lower() == str(right).lower()
 
 

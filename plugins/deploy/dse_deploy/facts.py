@@ -43,6 +43,7 @@ def _is_mixture(plan: Plan, model: ModelFacts) -> bool:
 
 
 def _experts_everywhere(plan: Plan, model: ModelFacts) -> bool | None:
+    # None and not False: nothing is written for the default
     return True if _degree(plan, "ep") > 1 else None
 
 
@@ -58,15 +59,18 @@ def _gpus_of_tp(plan: Plan, model: ModelFacts) -> int | None:
     """GPUs of tp, among which replicas of attention are counted."""
     if get_path(plan, "parallel.tp") is None:
         return None
+    # SGLang and TensorRT-LLM count replicas of attention among the GPUs of --tp
     return _degree(plan, "tp") * (_degree(plan, "dp") if _attention_dp(plan, model) else 1)
 
 
 def _layers(plan: Plan, model: ModelFacts) -> int | None:
+    # the number of layers matters in a pipeline alone
     return model.layers if _degree(plan, "pp") > 1 else None
 
 
 def _virtual(plan: Plan) -> int:
     interleaved = get_path(plan, "parallel.pipeline") == "interleaved"
+    # the knob has a value in every plan, and a meaning in an interleaved pipeline only
     return _degree(plan, "virtual_stages") if interleaved else 1
 
 
@@ -81,6 +85,7 @@ def _is_uneven(plan: Plan, model: ModelFacts) -> bool:
 
 
 def _ends_count(plan: Plan, model: ModelFacts) -> bool | None:
+    # uneven stages are written as a layout, which places both ends itself
     return True if _counted_ends(plan) and not _is_uneven(plan, model) else None
 
 
@@ -95,6 +100,7 @@ def pipeline_layout(layers: int, stages: int, *, ends: int = 0) -> str:
     """
     each, more = divmod(layers + ends, stages)
     sizes = [each + (place < more) for place in range(stages)]
+    # the embedding and the loss take a layer's place at both ends
     if ends:
         sizes[0], sizes[-1] = sizes[0] - 1, sizes[-1] - 1
     parts = ["t" if size == 1 else f"t*{size}" if size else "" for size in sizes]
@@ -123,12 +129,14 @@ def _exchanged_by(plan: Plan, model: ModelFacts) -> str | None:
     """Kernels of DeepEP, which exchanges beside compute need in vLLM."""
     if get_path(plan, "parallel.exchanges") != "two_micro_batches":
         return None
+    # DeepEP has kernels for long messages, and for few tokens
     return "deepep_high_throughput" if get_path(plan, "run.mode") == "prefill" else "deepep_low_latency"
 
 
 def _overlap_comm(plan: Plan, model: ModelFacts) -> bool | None:
     """Whether DeepSpeed reduces gradients beside the backward pass; nothing without ZeRO."""
     zero, reductions = get_path(plan, "parallel.zero") or 0, get_path(plan, "parallel.reductions")
+    # in the model, split gradients are always reduced during the backward pass
     if zero > 1:
         return True
     return None if zero == 0 or reductions is None else reductions == "beside"

@@ -12,7 +12,9 @@ from dse_deploy.deepspeed import is_deepspeed
 from dse_deploy.manifests import manifest_kind
 from dse_deploy.torchtitan import is_torchtitan
 
+# `trainer.devices=8`, as Hydra takes it
 _OVERRIDE = re.compile(r"(?:^|\s)[+~]{0,2}(\w+(?:\.\w+)+)=\S")
+# keys that `accelerate config` writes
 _ACCELERATE = {"distributed_type", "fsdp_config", "deepspeed_config", "megatron_lm_config", "num_processes"}
 _NEMO = {"trainer", "exp_manager"}
 _MOST_NAMED = 4
@@ -41,6 +43,7 @@ def _of_tree(tree: Any) -> str:
     keys = {str(key) for key in tree}
     if is_deepspeed(tree):
         return "a configuration of DeepSpeed (from=deepspeed)"
+    # a single one of these keys is used by other files as well
     if len(keys & _ACCELERATE) > 1:
         return "a configuration of Accelerate, whose settings no tool here has"
     if keys >= _NEMO:

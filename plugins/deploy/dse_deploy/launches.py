@@ -48,11 +48,13 @@ class _Command:
     @property
     def program(self) -> str:
         """Its words in front of options."""
+        # `torchrun train.py` of `torchrun train.py --tp 8`
         text = " ".join(itertools.takewhile(lambda word: not is_option(word), self.words))
         return f"{text[:_LONGEST_PROGRAM]}{'...' if len(text) > _LONGEST_PROGRAM else ''}"
 
     def settings(self, by_name: Mapping[str, Setting]) -> dict[str, Any]:
         """Settings of the tool that are in force in it, by their first names."""
+        # options after the environment, as they count over it
         pairs = [*((name, scalar(text)) for name, text in self.environment.items()), *self.values]
         return {setting.name: value for name, value in pairs if (setting := setting_of(name, by_name)) is not None}
 
@@ -62,8 +64,10 @@ def script_values(text: str, by_name: Mapping[str, Setting], launch: int = 0) ->
 
     launch: the number of one among those of the script; 0 where they set the same. Raises ConfigError where not.
     """
+    # as `_arguments_text` writes an option that is off
     for name in re.findall(r"^# (--[\w-]+) off$", text, re.MULTILINE):
         yield name, False
+    # options of Slurm stand in comments, so the script's reader passes them over
     yield from _all(read_script(" ".join(re.findall(r"^#SBATCH[ \t]+(.*)$", text, re.MULTILINE))), by_name)
     script = read_script(text)
     commands = list(_commands(script, by_name))
@@ -71,6 +75,7 @@ def script_values(text: str, by_name: Mapping[str, Setting], launch: int = 0) ->
     if chosen is None:
         values = list(_all(script, by_name))
         yield from values
+        # a file of variables that another script sources
         if not any(setting_of(name, by_name) for name, _ in values):
             yield from _variables(script, by_name)
         return
@@ -92,6 +97,7 @@ def _choose(launches: Sequence[_Command], by_name: Mapping[str, Setting], number
     if number:
         return launches[number - 1] if launches else None
     settings = [launch.settings(by_name) for launch in launches]
+    # launches that agree need no choice: warm-ups, or one for each node
     if all(other == settings[0] for other in settings[1:]):
         return None
     rule = f"holds {len(launches)} launches that set different things: {'; '.join(_titles(launches, settings))}"
@@ -155,11 +161,14 @@ def _inner_scripts(words: Sequence[str]) -> Iterator[Script]:
 
 def _commands(script: Script, by_name: Mapping[str, Setting]) -> Iterator[_Command]:
     """Yield the commands of a script, those of scripts inside of words in place of the commands around them."""
+    # reversed, so that the next change is the last element
     changes, environment = list(reversed(script.changes)), dict[str, str]()
     for part in script.commands:
+        # the environment of a command is what was set before it
         while changes and changes[-1].place <= part.place:
             change = changes.pop()
             if is_of_tool(change.name, by_name):
+                # a new dict each: earlier commands keep theirs
                 others = {name: value for name, value in environment.items() if name != change.name}
                 environment = others if change.value is None else {**others, change.name: change.value}
         values = tuple(options(part.words, by_name))
@@ -169,6 +178,7 @@ def _commands(script: Script, by_name: Mapping[str, Setting]) -> Iterator[_Comma
             yield _Command(part.line, part.words, values, environment, is_launch)
             continue
         for command in inner:
+            # variables that the inner script sets count over those around it
             around = {**environment, **command.environment}
             yield replace(command, line=part.line, values=(*values, *command.values), environment=around)
 

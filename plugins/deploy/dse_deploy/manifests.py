@@ -17,7 +17,9 @@ from dse.errors import ConfigError
 from dse.errors.parsing import LOADER, parse_yaml
 from dse_deploy.arguments import has_script
 
+# "---" begins a document, perhaps with a comment
 _BEGIN = re.compile(r"^---(?:[ \t].*)?$", re.MULTILINE)
+# Kubernetes replaces $(NAME) itself, before any shell
 _REFERENCE = re.compile(r"\$\(([A-Za-z_]\w*)\)")
 _WORDS = ("entrypoint", "command", "args")
 _CHECKS = ("exec", "livenessProbe", "readinessProbe", "startupProbe", "healthcheck", "lifecycle")
@@ -48,6 +50,7 @@ def _documents(text: str) -> list[str]:
     parts = list[str]()
     start = 0
     for end in [*(match.start() for match in _BEGIN.finditer(text)), len(text)]:
+        # empty lines keep line numbers as in the file
         parts.append("\n" * text.count("\n", 0, start) + _BEGIN.sub("", text[start:end], count=1))
         start = end
     return [part for part in parts if part.strip()]
@@ -70,6 +73,7 @@ def script_of(text: str) -> str:
         parse_yaml(document, "settings")  # within limits, and without aliases
         node: yaml.Node | None = yaml.compose(document, Loader=LOADER)
         for line, launch in _launches(node):
+            # a launch begins in the line of its container, for messages
             lines += [""] * (line - placed)
             lines += launch.split("\n")
             placed = len(lines)
@@ -85,10 +89,12 @@ def _fields(node: yaml.Node | None) -> dict[str, yaml.Node]:
 def _launches(node: yaml.Node | None) -> Iterator[tuple[int, str]]:
     """Yield the line of each container, from 0, and what it runs."""
     fields = _fields(node)
+    # entrypoint before command before args, as they are joined
     texts = [word for name in _WORDS if name in fields for word in _words(fields[name])]
     if texts and node is not None:
         yield node.start_mark.line, _launch(texts, dict(_environment(fields)))
     children = node.value if isinstance(node, yaml.SequenceNode) else ()
+    # probes run commands as well, and start nothing
     for child in [*children, *(value for name, value in fields.items() if name not in (*_CHECKS, *_WORDS))]:
         yield from _launches(child)
 
@@ -97,6 +103,7 @@ def _words(node: yaml.Node) -> list[str]:
     """Words of a command: those of a list, or the text of a shell, marked by the blank that it begins with."""
     if isinstance(node, yaml.SequenceNode):
         return [str(word.value) for word in node.value if isinstance(word, yaml.ScalarNode)]
+    # a text goes through a shell, a list does not
     return [f" {node.value}"] if isinstance(node, yaml.ScalarNode) and node.value else []
 
 
@@ -119,17 +126,20 @@ def _is_plain(node: yaml.Node) -> bool:
 
 def _launch(words: Sequence[str], environment: Mapping[str, str]) -> str:
     """A command line with its environment: the script itself where a shell runs one."""
+    # unknown references stay, as Kubernetes leaves them
     words = [_REFERENCE.sub(lambda match: environment.get(match[1], match[0]), word) for word in words]
     known = {name: value for name, value in environment.items() if re.fullmatch(r"[A-Za-z_]\w*", name)}
     assigned = [f"{name}={_in_quotes(value)}" for name, value in known.items()]
     for place, word in enumerate(words):
         if not word.startswith(" ") and has_script(words, place):
+            # variables become lines in front of the script that the container's shell runs
             return "\n".join([*assigned, words[place + 1].strip()])
     return " ".join([*assigned, *(word.strip() if word.startswith(" ") else _in_quotes(word) for word in words)])
 
 
 def _in_quotes(word: str) -> str:
     """A word as a shell reads it, which puts values in place of variables."""
+    # double quotes keep references alive; what they would change itself is quoted singly
     return f'"{word}"' if "$" in word and not set('"`\\') & set(word) else shlex.quote(word)
 
 
@@ -144,4 +154,5 @@ def _files(node: yaml.Node | None) -> Iterator[str]:
         if name.endswith(_SCRIPT_ENDS) or value.value.startswith("#!"):
             yield str(value.value)
         elif name.endswith((".yaml", ".yml")):
+            # a here-document, as `split_documents` reads it back
             yield f"cat > {shlex.quote(name)} <<'{_END}'\n{str(value.value).rstrip()}\n{_END}"

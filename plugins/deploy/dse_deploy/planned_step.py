@@ -78,6 +78,7 @@ class PlannedStep:
             recorded = ["study=plan", *step]
         else:
             return None
+        # what is typed counts over what was recorded
         texts = over_step(recorded, words, {})
         folder, texts = own_folder(texts), without_own_folder(texts)
         texts += stack_words(texts, tool)
@@ -90,6 +91,7 @@ class PlannedStep:
         typed = frozenset(text.lstrip("+").partition("=")[0] for text in texts)
         backend, design = StepBackend(), composed_design(composed.tree)
         backend.sections(design)
+        # one scenario: a plan is of one step
         (tree, *_) = scenarios(design).values()
         # choices of a plan may be those of another framework than the run's
         return cls({**tree, "stack": None}, backend, typed)
@@ -102,6 +104,7 @@ class PlannedStep:
     def with_context(self, plan: Plan) -> dict[str, Any]:
         """A plan with what its step has beside it: degrees of parallelism, formats, and choices that were typed."""
         complete = {name: dict(entries) for name, entries in plan.items()}
+        # knobs that settings rest on are written even if the plan has not chosen them
         for path in (*DEGREES, *ASSUMED, *(path for path in OFF if path in self.typed)):
             value = get_path(self.tree, path)
             usual = ASSUMED.get(path, OFF.get(path, 0 if path.endswith("zero") else 1))
@@ -124,9 +127,11 @@ class PlannedStep:
 
     def by(self, tool: str, plan: Plan, planned: Mapping[str, Any]) -> dict[str, Any]:
         """Tree of a planned step with what a tool's files say in place of the choices of the plan."""
+        # mode, batch and length identify the step, and stay
         choices = {path: value for path, value in leaves_of(plan) if path not in BESIDE_A_PLAN}
         # a library leaves what was typed to the framework that calls it
         defaults = _defaults(tool, () if tools()[tool].framework else self.typed)
+        # a plan without choices would be no plan: a degree that it has anyway stands in
         section = GivenPlan(
             tool=tool, plan=choices or {"parallel.tp": get_path(planned, "parallel.tp")}, tools=defaults
         )
@@ -156,6 +161,7 @@ class PlannedStep:
 
 
 def _defaults(tool: str, typed: Collection[str] = ()) -> dict[str, ToolDefaults]:
+    # what the tool does by itself counts under what was typed
     values = {path: value for path, value in {**OFF, **tools()[tool].values}.items() if path not in typed}
     return {tool: ToolDefaults(modes=tools()[tool].modes, values=values)}
 
@@ -181,6 +187,7 @@ class ToolPlan:
         """The plan without choices whose settings make the step slower, and these settings."""
         reduced, left_out = {name: dict(entries) for name, entries in plan.items()}, list[LeftOut]()
         seconds = self._seconds(reduced)
+        # greedy: one group at a time, as settings interact; each round ends with a shorter plan
         while (better := self._faster_without(reduced, seconds)) is not None:
             faster_s, paths = better
             left_out.append(LeftOut(self._names(reduced, paths), seconds, faster_s))
@@ -190,6 +197,7 @@ class ToolPlan:
     def _faster_without(self, plan: Plan, seconds: float) -> tuple[float, frozenset[str]] | None:
         """The least time of the step without some choices, and their paths; None where it is no less."""
         groups = dict.fromkeys(self._groups(plan))
+        # of equal times the smallest group, then the first: as little as possible is left out
         times = [(self._seconds(_without(plan, paths)), len(paths), place) for place, paths in enumerate(groups)]
         best = min(times, default=(seconds, 0, 0))
         return (best[0], list(groups)[best[2]]) if best[0] < seconds * _NO_LESS else None
@@ -198,6 +206,7 @@ class ToolPlan:
         """Yield the choices of each setting, those of all sites, and all choices: each may be left out together."""
         rows = [row for part in self._files(plan).values() for row in part.rows]
         chosen = [frozenset(path for path in row.paths if path in OFF) for row in rows]
+        # leaving all choices out may gain what no single one does
         every = frozenset(itertools.chain.from_iterable(chosen))
         sites = frozenset(path for path in every if path.startswith("sites."))
         yield from (paths for paths in (*chosen, sites, every) if paths)
@@ -223,6 +232,7 @@ class ToolPlan:
 
     def _fits(self, tree: Mapping[str, Any]) -> bool:
         taken, room = self.step.memory(tree)
+        # if even the plan does not fit, the tool is not to blame
         return taken <= room or not self._planned_fits
 
     @cached_property
@@ -250,6 +260,7 @@ def _without(plan: Plan, paths: frozenset[str]) -> dict[str, Any]:
         for path, value in flattened(section, entries):
             if path not in paths:
                 put_in(less, path, value)
+    # an empty section would still count as a choice
     if "sites" in less and not any(path.startswith("sites.") for path, _ in leaves_of(less)):
         del less["sites"]
     return less
@@ -277,6 +288,7 @@ def _mode(plan: Plan, step: PlannedStep | None) -> str | None:
     if step is not None:
         return step.mode
     mode = get_path(plan, "run.mode")
+    # knobs that only a backward pass or an optimizer has
     of_training = ("parallel.reductions", "optimizer.in_backward", "run.recompute", "parallel.zero")
     leaves = dict(leaves_of(plan))
     is_training = any(path.endswith("_backward") for path in leaves if path.startswith("sites.")) or any(

@@ -50,13 +50,16 @@ class _Plan:
         """Put a setting into the plan, or among those that have no place there."""
         self.has_own |= setting is not None and setting.fact not in LAUNCHED
         if setting is None:
+            # a variable with options that nobody knows may change anything
             (self.unmodelled if name.startswith("${") else self.unread).append(name)
         elif self._is_open(name, value, setting):
             return
         elif setting.reason:
+            # a value that leaves all as it is needs no word
             if not setting.is_usual(value):
                 (self.unmodelled if setting.changes else self.unread).append(f"{name} {value} ({setting.reason})")
         elif setting.fact:
+            # a flag with another value than true or false is not understood: the fact is withdrawn
             if setting.values and value not in (True, False):
                 self.unread.append(f"{name} {value}")
                 self.facts.pop(setting.fact, None)
@@ -64,6 +67,7 @@ class _Plan:
                 self.facts[setting.fact] = name, value
         elif setting.path == "sites":
             self.of_sites.append((setting, value))
+        # the name is known, the value is not
         elif not setting.read(value, self.plan):
             (self.unmodelled if setting.changes else self.unread).append(f"{name} {value}")
         elif text := setting.beside(self.plan):
@@ -95,11 +99,13 @@ def read(files: Sequence[tuple[SettingsFile, str]], plan: Plan, *, launch: int =
     for file, text in files:
         if not text.strip():
             raise ConfigError([Problem("settings", "is empty", file.name)])
+        # layers are read after the facts that they need
         for name, value, setting in [] if file.format == "user_buffers" else settings_of(file, text, launch):
             gathered.add(name, value, setting)
     possible = {setting.fact for file, _ in files for setting in file.settings}
     if gathered.open_values:
         raise ConfigError([*gathered.open_values, *open_facts(gathered.facts, result)])
+    # facts after all knobs: a knob that is set counts over one that follows
     gathered.unmodelled += derive(gathered.facts, result, possible)
     for text in by_layer:
         unread += _read_layers(text, result)
@@ -126,8 +132,10 @@ def _read_sites(settings: Sequence[tuple[Setting, Any]], plan: dict[str, Any], *
             if not has_layers:
                 yield f"{setting.name} {value} (import the folder that holds both files)"
             continue
+        # user buffers gather and scatter tokens: they imply a split of the sequence
         if setting.schedule == BY_LAYER and value is True:
             put_in(plan, "parallel.sequence_parallel", True)
+        # a file of layers is more precise than a flag for all of them
         if (setting.disables or not has_layers) and not setting.read(value, plan):
             yield f"{setting.name} {value}"
 
@@ -156,6 +164,7 @@ def _yaml_values(text: str, by_name: Mapping[str, Setting]) -> Values:
     if not isinstance(tree, Mapping):
         raise ConfigError([Problem("settings", "is no mapping of YAML", str(tree)[:40])])
     for name, value in tree.items():
+        # values of sections may be JSON in a string, as on a command line
         is_json = isinstance(value, str) and value.lstrip().startswith("{")
         for path, leaf in flattened(str(name), _parse(value) if is_json else value):
             yield path, scalar(leaf) if isinstance(leaf, str) else leaf
@@ -178,6 +187,7 @@ def _python(text: str, by_name: Mapping[str, Setting]) -> Values:
             try:
                 yield target.id, ast.literal_eval(node.value)
             except (ValueError, TypeError):
+                # not a literal: the source text, which usually names a class or a constant
                 yield target.id, ast.unparse(node.value)
 
 

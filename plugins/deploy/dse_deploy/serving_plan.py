@@ -26,8 +26,8 @@ from dse.values import Frozen
 from dse_deploy.arguments import plain, scalar
 from dse_deploy.command import texts_of, with_words
 from dse_deploy.facts import ModelFacts
-from dse_deploy.reading import read
-from dse_deploy.settings import Setting, Tool, Written, tools, usual, write
+from dse_deploy.reading import read, settings_of
+from dse_deploy.settings import Setting, SettingsFile, Tool, Written, tools, usual, write
 from studies.plan.plan_file import Plan, put_in
 
 _SECTIONS = ("parallel", "run", "server", "engines")
@@ -101,6 +101,7 @@ def serving_tool(word: str, name: str) -> Tool:
     known = {plain(setting.name) for setting in settings}
     settings = tuple(
         setting.model_copy(update={"read_only": True})
+        # read_only: else one overlap would be written twice, by two names
         if any((setting.path, value) in pairs for value in setting.values)
         and plain(setting.name) not in {plain(other.name) for other in overlaps}
         else setting
@@ -122,6 +123,7 @@ def overlap_settings(name: str) -> list[Setting]:
         path, value = _OVERLAPS[overlap]
         values = {value: True if option["value"] is None else scalar(option["value"])}
         facts = {"meaning": f"overlap of a step: {overlap}", **tree["sources"]["overlaps"]}
+        # NAME=1: a variable goes in front of the launch, and not into the file
         is_variable = option["mark"] == "="
         settings.append(Setting(name=option["name"], path=path, values=values, read_only=is_variable, **facts))
     return settings
@@ -160,7 +162,7 @@ class ServingFiles:
         plans, written = dict[str, Plan](), dict[str, Written]()
         for role in roles:
             path = f"{role}/{file.name}" if role else file.name
-            plans[path] = _of_engine(tree, role)
+            plans[path] = _of_engine(tree, role, _of_all_ranks(name))
             part = write(file, plans[path], head, _model(plans[path]))
             written[path] = Written(part.text + (facts.apart.text(role) if role else ""), part.rows, part.unsaid)
         return cls(name, tree, plans, written)
@@ -182,6 +184,7 @@ class ServingFiles:
             value = get_path(next(iter(self.plans.values())), path)
             if str(value).lower() == str(usual(path)).lower():
                 continue  # what engines do by themselves
+            # formats of weights come with the checkpoint
             if path in _OF_CHECKPOINT:
                 yield f"{title} needs no setting for {path} = {value} with a checkpoint in {value}"
             elif value == by_itself.get(path):
@@ -207,16 +210,28 @@ def _usual_scheduler(name: str) -> dict[str, Any]:
     return {f"server.scheduler.{key}": value for key, value in entries.items()}
 
 
-def _of_engine(tree: Mapping[str, Any], role: str) -> dict[str, Any]:
-    """The plan of the engines of a role: degrees, formats, overlap and scheduler."""
+def _of_all_ranks(name: str) -> tuple[str, ...]:
+    """Knobs of the scheduler, by path, that a software counts over all ranks of attention, and a plan by rank."""
+    file = option_file("server", name)
+    return () if file is None else tuple(load_yaml(file).get("of_all_ranks", ()))
+
+
+def _of_engine(tree: Mapping[str, Any], role: str, of_all_ranks: Sequence[str]) -> dict[str, Any]:
+    """The plan of the engines of a role: degrees, formats, overlap and scheduler, as the software counts them."""
     engines, plan = tree["engines"], {name: dict(tree[name]) for name in ("parallel", "run")}
     if role == "prefill" and engines.get("prefill_tp"):
+        # engines of prompts may have another tp; experts then spread over its GPUs
         parallel, tp = plan["parallel"], int(engines["prefill_tp"])
         spread = {"ep": tp * int(parallel.get("dp") or 1)} if int(parallel.get("ep") or 1) > 1 else {}
         plan["parallel"] = {**parallel, "tp": tp, **spread}
     if engines.get("overlap") in _OVERLAPS:
         put_in(plan, *_OVERLAPS[engines["overlap"]])
-    return {**plan, "server": {"scheduler": dict(tree["server"].get("scheduler") or {})}}
+    plan["server"] = {"scheduler": dict(tree["server"].get("scheduler") or {})}
+    ranks = int(plan["parallel"].get("dp") or 1)
+    for path in of_all_ranks:
+        if (of_rank := get_path(plan, path)) is not None:
+            put_in(plan, path, int(of_rank) * ranks)
+    return plan
 
 
 @dataclass(frozen=True)
@@ -231,25 +246,46 @@ class ServingSettings:
 def read_serving(name: str, path: Path, words: Sequence[str], launch: int) -> ServingSettings:
     """The plan of serving of a file, of a launch script, or of a folder that `export` wrote. Raises ConfigError."""
     tool, facts = serving_tool("from", name), serving_facts()[name]
+    # export writes engines that are apart into a folder for each role
     apart = path.is_dir() and all((path / role).is_dir() for role in _APART)
     places = [path / role for role in _APART] if apart else [path]
-    parts = [read(texts_of(tool, place, launch), with_words({}, words), launch=launch) for place in places]
+    texts = [texts_of(tool, place, launch) for place in places]
+    parts = [read(text, with_words({}, words), launch=launch) for text in texts]
+    # engines that generate decide the common plan: they come last
     sections = {section: dict(entries) for section, entries in parts[-1].plan.items()}
     engines: dict[str, Any] = {"apart": apart}
     if apart:
+        # the one degree that may differ between roles
         engines["prefill_tp"] = get_path(parts[0].plan, "parallel.tp")
     knobs = sorted({knob for knob, _ in _OVERLAPS.values()})
+    # knobs of a step become an overlap of `engines`
     values = {knob: sections.get("parallel", {}).pop(knob.partition(".")[2], None) for knob in knobs}
     engines["overlap"] = next((name for name, (knob, value) in _OVERLAPS.items() if values[knob] == value), "waited")
+    ranks = int(sections.get("parallel", {}).get("dp") or 1) if _splits_attention(texts[-1], launch) else 1
+    typed = {word.partition("=")[0] for word in words}  # as a plan counts
+    for knob in _of_all_ranks(name):
+        if knob not in typed and (of_all := get_path(sections, knob)) is not None:
+            put_in(sections, knob, max(1, int(of_all) // ranks))
     server = {"name": name, "scheduler": sections.pop("server", {}).get("scheduler", {})}
+    # engines run batches of many sizes: schedules of one size mean nothing there
     sites = [f"sites.{site} (of a step of one size)" for site in sections.pop("sites", {})]
     roles = {plain for role in _APART for plain in (key.partition(".")[0] for key in getattr(facts.apart, role))}
+    # settings that `EnginesApart` writes are known, though no knob has them
     unread = [text for part in parts for text in part.unread if not apart or _section(text) not in roles]
     changing = {setting.lstrip("-").replace("_", "-") for setting in tool.unmodelled}
     unmodelled = [text for text in unread if _section(text).lstrip("-").replace("_", "-") in changing]
     meaningless = [text for text in unread if text not in unmodelled]
     unmodelled += [*sites, *(text for part in parts for text in part.unmodelled)]
     return ServingSettings({**sections, "server": server, "engines": engines}, meaningless, unmodelled)
+
+
+def _splits_attention(texts: Sequence[tuple[SettingsFile, str]], launch: int) -> bool:
+    """Whether ranks of attention share an engine; ranks that are engines by themselves have limits of their own."""
+    settings = (entry for file, text in texts for entry in settings_of(file, text, launch))
+    return any(
+        setting is not None and (setting.fact or "").startswith("attention_dp") and str(value).lower() != "false"
+        for _, value, setting in settings
+    )
 
 
 def _section(setting: str) -> str:

@@ -106,6 +106,7 @@ class Setting(Frozen):
 
     def _value_in_plan(self, plan: Plan) -> Any:
         """The value of a setting that says knobs of a plan as they are."""
+        # a product is known only if all its factors are
         if self.factors:
             numbers = [get_path(plan, path) for path in self.factors]
             return prod(numbers) if all(isinstance(number, int) for number in numbers) else None
@@ -120,6 +121,7 @@ class Setting(Frozen):
         values = self.writes if self.fact else {**self.values, **self.writes}
         if value is None or not values:
             return value
+        # a value without an entry has no word: None, which is reported as unsaid
         return next((setting for knob, setting in values.items() if _same(knob, value)), None)
 
     @property
@@ -132,12 +134,14 @@ class Setting(Frozen):
         if "sites" not in plan:
             return None
         overlapped = list(self._overlapped(plan))
+        # written only if something else overlaps: without any overlap nothing needs to be switched off
         if self.disables:
             return True if not overlapped and any(text != SERIAL for text in plan["sites"].values()) else None
         if self.constant:
             return self.constant if overlapped else None
         if not self.knob:
             return bool(overlapped)
+        # one number for all sites: the largest, so that no schedule gets fewer than it asks for
         numbers = [int(getattr(read_schedule(text, site), self.knob) or 0) for site, text in overlapped]
         return max(numbers, default=0) or None
 
@@ -151,6 +155,7 @@ class Setting(Frozen):
     def paths(self, plan: Plan) -> list[str]:
         """Paths of a plan that the setting, which has a value for it, says something of."""
         if self.written_fact:
+            # a fact covers several knobs; only knobs of this plan count
             return [path for path in COVERED.get(self.written_fact, ()) if get_path(plan, path) is not None]
         if self.path == "sites":
             return [f"sites.{site}" for site, _ in self._overlapped(plan)]
@@ -322,6 +327,7 @@ def _layer_rows(plan: Plan, *, together: bool) -> Iterator[Row]:
 def tp_of(plan: Plan) -> int:
     """GPUs that share a layer. Raises ConfigError where a plan does not say it, or has a layer on one GPU."""
     tp = get_path(plan, _TP)
+    # True is an int in Python
     if not isinstance(tp, int) or isinstance(tp, bool) or tp < 2:
         rule = "is missing" if tp is None else "is no number of GPUs that can share a layer: two at least"
         raise ConfigError([Problem(_TP, rule, tp, "write parallel.tp=8")])
@@ -343,6 +349,7 @@ def _arguments_text(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
         line = row.name if row.value is True else f"{row.name} {shlex.quote(str(row.value))}"
+        # the comment is read back by `script_values`
         lines.append(f"# {row.note}\n" + (f"# {row.name} off" if row.value is False else line))
     return "".join(f"{line}\n" for line in lines)
 

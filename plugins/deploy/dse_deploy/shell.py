@@ -18,11 +18,15 @@ from dse_deploy.shell_words import Lexer, WordPart
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?=)")
+# words after which a command still begins
 _KEYWORDS = ("then", "do", "export", "declare", "local", "readonly", "env", "exec", "{", "}", "in")
 _OPEN = re.compile(r"\$(?:\{|\(|\w)|`")
+# ${NAME:-default}, and ${1:-default} of an argument
 _DEFAULT = re.compile(r"([A-Za-z_]\w*|\d+)(?::?[-=](.*))?", re.DOTALL)
+# `<<EOF` but not `<<<`, which is a string
 _DOCUMENT = re.compile(r"[^#\n]*?(?<!<)<<-?[ \t]*(?P<quote>['\"]?)(?P<end>[A-Za-z_]\w*)(?P=quote)[^\n]*\n")
 _TARGET = re.compile(r">>?[ \t]*(\S+)|\btee[ \t]+(?:-a[ \t]+)?(\S+)")
+# a few lines of variables that double can stand for gigabytes
 _MOST_WORDS, _MOST_TEXT, _MOST_DEPTH = 100_000, 1 << 20, 20
 _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: lambda a, b: a + b,
@@ -90,6 +94,7 @@ def split_documents(text: str) -> tuple[str, dict[str, str]]:
     """A script without the files that it writes (`cat > file <<EOF`), and these by name."""
     kept, written, lines = list[str](), dict[str, str](), text.replace("\r\n", "\n").splitlines(keepends=True)
     places, place = _places(lines), 0
+    # line by line: a document ends at a line of its word alone
     while place < len(lines):
         match = _DOCUMENT.match(lines[place])
         target = _TARGET.search(lines[place]) if match else None
@@ -144,9 +149,11 @@ class _ScriptReader:
                 self._end_command(word)
                 self._end_of_branch(word)
                 continue
+            # a quoted keyword is a plain word
             raw = word[0].literal if len(word) == 1 and not word[0].quoted else ""
             if begins and self._turns(raw):
                 continue
+            # `export A=1 B=2`: every word after it may assign
             if (begins or prefix) and (raw in _KEYWORDS or self._assign(word, exports=prefix)):
                 prefix = prefix or raw in ("export", "env", "declare", "readonly")
                 continue
@@ -181,6 +188,7 @@ class _ScriptReader:
 
     def _enter_case(self) -> None:
         """Read the word of a `case` and its first pattern."""
+        # the second word is `in`
         subject, _ = self._lexer.word(), self._lexer.word()
         if isinstance(subject, list):
             self.branches.stack[-1].subject = " ".join(self._expand(subject, splits=False))
@@ -192,6 +200,7 @@ class _ScriptReader:
         if self._lexer.text.startswith("esac", self._lexer.at):
             return
         patterns = list[str]()
+        # patterns are separated by |, which is no word of its own here
         while (word := self._lexer.word()) not in (None, ")"):
             if isinstance(word, list):
                 patterns.append(" ".join(self._expand(word, splits=False)))
@@ -200,6 +209,7 @@ class _ScriptReader:
 
     def _end_of_branch(self, separator: str) -> None:
         """Go to the next branch of a `case` behind `;;`."""
+        # the lexer returned one semicolon; the second is still in the text
         if separator == ";" and self.branches.is_in_case and self._lexer.text.startswith(";", self._lexer.at):
             self._lexer.at += 1
             self._read_patterns()
@@ -210,6 +220,7 @@ class _ScriptReader:
             former = self.variables.pop(name, [])
             if values is not None:
                 self.variables[name] = values
+            # inside of a branch that does not know it the variable is unset; after all of them it is open
             elif not self.branches.stack or name not in self.branches.stack[-1].names_before:
                 self.variables[name] = [f"${{{name}}}"]
                 self._tell_options(name, former)
@@ -222,6 +233,7 @@ class _ScriptReader:
 
     def _end_command(self, separator: str) -> None:
         """Let a test decide about the rest of its line, or end a line."""
+        # && and || arrive as two separators: the text shows both
         follows = self._lexer.text[self._lexer.at - 1 : self._lexer.at + 1]
         if separator not in "<>" and self._lexer.text[self._lexer.at - 2 : self._lexer.at] not in (
             ">&",
@@ -232,6 +244,7 @@ class _ScriptReader:
             words, self.condition = self.condition, None
             if follows in ("&&", "||"):
                 holds, default = decided(words), default_of(words) if follows == "&&" else ""
+                # `test || word` runs if the test fails
                 self.branches.join(holds if follows == "&&" or holds is None else not holds, default)
                 return
         elif self.condition and follows in ("&&", "||"):
@@ -266,7 +279,9 @@ class _ScriptReader:
 
     def _export_prefixes(self) -> None:
         """Let variables that no word of the script names be of the environment: those in front of a command."""
+        # `NAME=value command` on a line without export: programs read it all the same
         for name, values in self.variables.items():
+            # arrays are never exported
             if name not in self.result.exports and len(values) == 1:
                 self.result.exports[name] = values[0]
 
@@ -275,7 +290,9 @@ class _ScriptReader:
         match = _ASSIGNMENT.match(word[0].literal) if word and not word[0].quoted else None
         if match is None:
             return False
+        # the value begins behind the =, and may go on in further parts
         name, parts = match[1], [WordPart(word[0].literal[match.end() :]), *word[1:]]
+        # NAME=(...) is an array
         if self._lexer.text.startswith("(", self._lexer.at) and len(parts) == 1 and not parts[0].literal:
             self._lexer.at += 1
             values = list(self._array())
@@ -291,8 +308,10 @@ class _ScriptReader:
         added = self._new_part(match[2], before or [], values)
         if match[2] == "+=":
             values = (before or []) + values
+        # first set here: known inside the branch, and afterwards if all branches agree
         if self.branches.is_open and before is None:
             self.branches.note(name, values, is_first=True)
+        # another value than before the branch: after it, either may hold
         elif self.branches.is_open and before != values and not self.branches.is_first_here(name):
             values = self._in_two_ways(name, before or [], values, added)
         elif self.branches.is_open:
@@ -319,6 +338,7 @@ class _ScriptReader:
         mark = f"${{{name}}}"
         if added is None or name not in self.result.two_ways:
             return [mark]
+        # open already: further branches add nothing that is known
         if mark in before or any(mark in value.split() for value in before):
             return before
         # `--` keeps what is open apart from the options before it
@@ -350,6 +370,7 @@ class _ScriptReader:
         words, is_empty = [""], False
         for part in word if isinstance(word, list) else []:
             values = self._values(part.literal) if part.variable else [part.literal]
+            # unquoted references are split at blanks, as the shell does
             if part.variable and not part.quoted and splits:
                 values = [piece for value in values for piece in (value.split() or [""])]
             if not values:  # an array without elements
@@ -357,7 +378,9 @@ class _ScriptReader:
                 continue
             words[-1] += values[0]
             words += values[1:]
+        # \0 stood for a $ inside of single quotes, which refers to nothing
         texts = [text.replace("\0", "$") for text in words]
+        # "" is a word, while an empty reference without quotes is none
         stays = not is_empty and any(part.quoted for part in word if isinstance(part, WordPart))
         return [text for text in texts if text or stays]
 
@@ -372,6 +395,7 @@ class _ScriptReader:
         match = _DEFAULT.fullmatch(inner)
         if match is not None and match[2] is not None:
             name = match[1]
+            # the default is itself a text with references
             return self.variables.get(name) or [_ScriptReader(match[2], self.variables, self.nesting + 1).value()]
         return [literal]
 
@@ -385,6 +409,7 @@ class _ScriptReader:
     def _arithmetic(self, literal: str) -> str:
         """The whole number that $((...)) is; itself where a name in it has no number."""
         values = {name: " ".join(value) for name, value in self.variables.items()}
+        # a name without a number becomes ?, which is no expression
         text = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda match: values.get(match[1], "?"), literal[3:-2])
         try:
             return str(_number(ast.parse(text.strip(), mode="eval").body))

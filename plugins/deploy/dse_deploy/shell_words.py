@@ -68,6 +68,7 @@ class Lexer:
             self.at += 1
             return self.text[self.at - 1]
         parts = list[WordPart]()
+        # a word ends at a blank or an operator outside of quotes
         while self.at < len(self.text) and self.text[self.at] not in " \t\r\n;&|()<>":
             if _CONTINUED.match(self.text, self.at):
                 break
@@ -79,11 +80,13 @@ class Lexer:
         char = self.text[self.at]
         if char == "'":
             end = self._find("'")
+            # a $ in single quotes refers to nothing: it is kept as \0 until variables are replaced
             yield WordPart(self.text[self.at + 1 : end].replace("$", "\0"), quoted=True)
             self.at = end + 1
         elif char == '"':
             self._find('"')
             self.at += 1
+            # an empty pair of quotes is a word, too
             yield WordPart("", quoted=True)
             while self.text[self.at : self.at + 1] not in ('"', ""):
                 yield self._one_part(quoted=True)
@@ -104,12 +107,14 @@ class Lexer:
         if char == "\\" and self.at + 1 < len(self.text):
             self.at += 2
             after = self.text[self.at - 1]
+            # in double quotes a backslash escapes only these, and stays before other characters
             stays = quoted and after not in '"\\$`'
             return WordPart("" if after == "\n" else f"\\{after}" if stays else after, quoted=quoted)
         if char == "`":
             end = self._find("`")
             literal = self.text[self.at : end + 1]
             self.at = end + 1
+            # the output of a command: never split, and never known
             return WordPart(literal, quoted=True)
         if char != "$":
             self.at += 1
@@ -125,6 +130,7 @@ class Lexer:
             self.at = end
             return WordPart(literal, quoted=quoted, variable=True)
         match = re.compile(r"\w+|[@*#?]").match(self.text, self.at + 1)
+        # $12 is the first argument and a 2; names are as long as possible
         name = "" if match is None else match[0] if _NAME.match(match[0]) else match[0][:1]
         self.at += 1 + len(name)
         return WordPart(f"${name}", quoted=quoted, variable=bool(name))
@@ -136,6 +142,7 @@ class Lexer:
             char = self.text[place]
             if char in pairs:
                 stack.append(pairs[char])
+            # brackets of the other sort inside are pairs of their own
             elif stack and char == stack[-1]:
                 stack.pop()
                 if not stack:

@@ -68,6 +68,7 @@ def is_torchtitan(text: str) -> bool:
     except (tomllib.TOMLDecodeError, RecursionError):
         return False
     of_2024 = {"training", "experimental"} <= tree.keys()
+    # `training` and `model` are common names: one of them proves nothing
     return "parallelism" in tree or of_2024 or sum(name in tree for name in _SECTIONS) > 2
 
 
@@ -97,15 +98,19 @@ def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
     Raises ConfigError for a local batch that the micro-batches of a file of 2024 do not divide.
     """
     named = {_NAMES_OF_2024.get(path, path): value for path, value in values.items()}
+    # no old name: a file of 2025
     if named.keys() == values.keys():
         return named
     schedule = str(named.get(_SCHEDULE, ""))
     if schedule in _SCHEDULES_OF_2024:
         named[_SCHEDULE] = _SCHEDULES_OF_2024[schedule]
+    # a flag then, a converter of the model now
     if named.pop(_FLOAT8_OF_2024, False):
         named[_CONVERTERS] = ["float8"]
+    # 8 was the default of training.batch_size
     stages, local = _stages(named), _number(named, _LOCAL, 8)
     if stages > 1:
+        # as many micro-batches as ranks by default
         count = _number(named, _MICRO_BATCHES, stages)
         named.pop(_MICRO_BATCHES, None)
         if count < 1 or local % count:
@@ -134,11 +139,14 @@ def _data_parallel(values: Mapping[str, Any]) -> Values:
         yield "DATA_PARALLEL", "DistributedDataParallel"
     else:
         yield "DATA_PARALLEL", "fully_shard"
+        # by default weights stay gathered in a pipeline, which runs each stage many times
         yield "RESHARD_AFTER_FORWARD", _RESHARDS.get(str(values.get(_RESHARD, "default")), _stages(values) == 1)
     if shards >= 1:
         yield "DATA_PARALLEL_DEGREE", replicas * shards
+    # HSDP: split inside of groups, replicated between them
     if replicas > 1 and shards > 1:
         yield "SHARD_DEGREE", shards
+    # torchtitan splits tokens between layers whenever it splits layers
     if _number(values, "parallelism.tensor_parallel_degree", 1) > 1:
         yield "SEQUENCE_PARALLEL", True
 
@@ -150,15 +158,18 @@ def _pipeline(values: Mapping[str, Any]) -> Values:
         yield "PIPELINE_SCHEDULE", schedule
         if schedule in _LOOPED[:2]:
             cuts = values.get(_CUTS, ())
+            # c cuts make c + 1 stages
             yield "VIRTUAL_STAGES", max((len(cuts) + 1) // _stages(values), 1) if cuts else 2
 
 
 def _batches(values: Mapping[str, Any]) -> Values:
     """Yield the sequences of a micro-batch, and how many there are of these, or of a step."""
     local, whole = _number(values, _LOCAL, 0), _number(values, _GLOBAL, -1)
+    # without a pipeline the local batch is one micro-batch
     at_once = _number(values, _AT_ONCE, 1) if _stages(values) > 1 else local
     if local > 0 and at_once > 0:
         yield "LOCAL_BATCH_SIZE", at_once
+        # a global batch decides how many are accumulated
         if whole < 1 and local % at_once == 0:
             yield "MICRO_BATCHES", local // at_once
     if whole >= 1:

@@ -90,8 +90,10 @@ def layers_of(sites: Mapping[str, str], tp: int, *, fp8: bool) -> dict[str, User
         schedule = None if text == SERIAL else read_schedule(text, site)
         if schedule is None:
             continue
+        # sums next to dW: one collective during a GEMM that does not need it
         if schedule.family == "concurrent" and site in _SUMMED and schedule.comm_engine == "cu":
             layers[f"{_SUMMED[site]}_wgrad"] = _bulk(schedule)
+        # copies into near memory have no counterpart in user buffers
         elif schedule.family in _BY_PIECES and not getattr(schedule, "near_memory", False):
             layers[_layer(site)] = _by_pieces(schedule, site, tp, fp8=fp8)
     return _paired(layers)
@@ -103,6 +105,7 @@ def with_all_sums(layers: Mapping[str, UserBuffer]) -> dict[str, UserBuffer]:
     One flag says it of all blocks, and to `initialize_ub` a layer that is left out is in bulk.
     """
     sums = [layer for name, layer in layers.items() if name in _SUMS]
+    # all in bulk, which is the default
     if not sums:
         return dict(layers)
     in_pieces = {name: layer for name, layer in layers.items() if layer.method != "bulk"}
@@ -129,20 +132,24 @@ def _layer(site: str) -> str:
 
 
 def _bulk(schedule: Any) -> UserBuffer:
+    # 0 becomes None: the tool's default
     sms = min(MOST_SMS, int(schedule.comm_cus)) or None
     return UserBuffer(method="bulk", num_sm=sms, cga_size=2, set_sm_margin=int(bool(schedule.partition)))
 
 
 def _by_pieces(schedule: Any, site: str, tp: int, *, fp8: bool) -> UserBuffer:
     """A GEMM in pieces: a pipeline where SMs add what a GEMM has made, else a ring."""
+    # without a count of pieces there is one for each GPU
     by_copies, pieces = schedule.comm_engine == "dma", int(getattr(schedule, "num_chunks", tp))
     cus = getattr(schedule, "comm_cus", None)  # None: tiles of the GEMM send by themselves
     sms = None if by_copies or cus is None else min(MOST_SMS, int(cus))
+    # only a GEMM before its collective can be cut into a pipeline
     if schedule.family == "chunked" and SITES[site].order == "after" and not by_copies:
         return UserBuffer(method="pipeline", num_sm=sms, cga_size=2, num_splits=pieces, set_sm_margin=1)
     return UserBuffer(
         method="ring_exchange",
         num_sm=sms,
+        # fewer pieces than GPUs: shards are multiplied in pairs
         aggregate=int(schedule.family == "chunked" and pieces < tp) if SITES[site].order == "before" else None,
         atomic_gemm=1 if fp8 and schedule.family == "signalled" else None,
         use_ce=int(by_copies),
@@ -155,6 +162,7 @@ def sites_of(layers: Mapping[str, UserBuffer], tp: int) -> dict[str, str]:
     A layer that is not named has the tool's default: sums are in bulk, whatever those of another block are.
     """
     named = {name: layer for name, layer in layers.items() if is_of_a_site(name, layer)}
+    # layers that are named count over defaults
     sites = {LAYERS[name]: _schedule(name, layer, tp) for name, layer in named.items()}
     for name, site in _BY_DEFAULT.items():
         sites.setdefault(site, _schedule(name, UserBuffer(method=_usual_method(name)), tp))
@@ -177,6 +185,7 @@ def _schedule(name: str, layer: UserBuffer, tp: int) -> str:
     by_sms = f" comm_engine=cu comm_cus={layer.num_sm or 1}" if layer.use_ce == 0 else ""
     if layer.atomic_gemm:
         return f"signalled{by_sms}"
+    # `aggregate` means something only for gathered inputs
     in_pairs = layer.aggregate and SITES[LAYERS[name]].order == "before"
     return (f"hetero_fused_1d num_chunks={max(1, tp // 2)}" if in_pairs else _RING) + by_sms
 
@@ -194,6 +203,7 @@ def read_layers(tree: Any) -> dict[str, UserBuffer]:
         if not isinstance(entry, Mapping | None):
             check.add(str(name), "is no mapping of settings", value=entry, way_out=f"{name}: {{method: bulk}}")
             continue
+        # YAML has true and false, Transformer Engine 0 and 1
         flags = {key: int(value) if isinstance(value, bool) else value for key, value in (entry or {}).items()}
         layer = check.model(UserBuffer, {"method": _usual_method(str(name)), **flags}, path=str(name))
         if layer is not None:
@@ -202,6 +212,7 @@ def read_layers(tree: Any) -> dict[str, UserBuffer]:
                 way = f"one of {', '.join(_methods(str(name)))}"
                 check.add(f"{name}.method", "is no method of this layer", value=layer.method, way_out=way)
     for block in _SUMMED.values():
+        # dgrad and wgrad would both carry the same sums
         sums = layers.get(f"{block}_dgrad")
         if sums is not None and sums.method != "bulk" and f"{block}_wgrad" in layers:
             rule = f"is in bulk, which sums that overlap their own GEMM ({block}_dgrad) turn off"

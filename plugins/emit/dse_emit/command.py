@@ -22,6 +22,7 @@ from studies.plan.plan_file import check_plan, read_plan
 _SIZES = ("gpus", "m", "n", "k")
 _SOURCES = {"study": ("key", "output_dir", "config_dir"), "plan": _SIZES, "schedule": ("pattern", "order", *_SIZES)}
 """Source of a schedule -> what else is read with it."""
+# nine digits at most: larger numbers would only fail later, in a GEMM that fits no memory
 _WHOLE = re.compile(r"[1-9]\d{0,8}")
 
 
@@ -63,6 +64,7 @@ def emit(words: Sequence[str]) -> CommandAnswer:
                 raise
             refused.found += error.problems  # other sites may do
             lines += [f"{request.name}: not written: {problem}" for problem in error.problems]
+    # nothing was written: an error of the command, not a remark
     if len(refused.found) == len(requests):
         refused.done()
     return CommandAnswer(folder, tuple(lines))
@@ -71,6 +73,7 @@ def emit(words: Sequence[str]) -> CommandAnswer:
 def _write(request: Emission, folder: Path) -> str:
     """Write a package; the line on it."""
     table = table_of(request.schedule, request.pattern, request.ranks, after=request.after)
+    # gradients go the other way: a layer needs both operators
     reverse = table_of(request.schedule, REVERSED[table.pattern], request.ranks, after=table.gathers)
     texts = package(table, reverse, request.sizes, request.origin)
     writable(str(folder))
@@ -92,6 +95,7 @@ def _of_point(options: dict[str, str]) -> Iterator[Emission]:
         raise ConfigError([Problem("study", "has no overlap schedules", options["study"], "use ficco_sweep, or plan=")])
     overlap = design.workload.overlap()
     gemm, nodes = overlap.gemm, design.system.fabric
+    # a collective of several nodes has a rank for each GPU of all of them
     ranks = design.system.node.num_gpus * (1 if nodes is None else nodes.num_nodes)
     sizes = Sizes(int(gemm.m), int(gemm.local_n), int(gemm.local_k))
     origin = f"study {options['study']}, point {options['key']}"
@@ -103,12 +107,14 @@ def _of_plan(options: dict[str, str]) -> Iterator[Emission]:
     """Yield the schedule of each site of a plan."""
     plan = read_plan(Path(options["plan"])).plan
     check_plan(plan)
+    # serial sites have nothing to overlap
     sites = {name: text for name, text in plan.get("sites", {}).items() if name in SITES and text != "serial"}
     if not sites:
         way = "plan with sites, such as parallel.sequence_parallel=true"
         raise ConfigError([Problem("plan.sites", "has no schedule of a GEMM and its collective", None, way)])
     tokens_split = plan.get("parallel", {}).get("sequence_parallel", True)
     for name, text in sites.items():
+        # with tokens split among ranks (sequence parallelism) each rank keeps the sum of its own tokens
         sums = "reduce_scatter" if tokens_split else "all_reduce"
         pattern = "all_gather" if SITES[name].order == "before" else sums
         schedule = read_schedule(str(text), name)

@@ -21,6 +21,7 @@ REVERSED: Mapping[str, Pattern] = {
 _LACKING = {
     "signalled": "one GEMM kernel whose tiles wait for signals or send them; operators of PyTorch do neither",
     "in_switch": "a GEMM kernel that adds in the switch; operators of PyTorch do not",
+    "gathered_in_switch": "an all-gather through the switch, which no schedule of messages is",
     "persistent": "a GEMM kernel that withholds CUs; operators of PyTorch take all of them",
     "fused": "workgroups that store into peers' memory; operators of PyTorch do not",
     "triggered": "a tracker in the memory controller that starts copies; no GPU has one",
@@ -78,6 +79,7 @@ class Table:
         total = 0
         for step in self.steps:
             for at, distance in step.cells if step.moves else ():
+                # gathers send the own shard to each peer; reductions send each peer the part of its own shard
                 moved = rows[rank] if self.gathers else rows[(rank - distance) % self.ranks]
                 total += self._part(moved, at) * cols if self.by_rows else moved * self._part(cols, at)
         return total
@@ -85,6 +87,7 @@ class Table:
     def _part(self, length: int, at: int) -> int:
         """Length of the interval after a cut; the first parts take the remainder."""
         size, larger = divmod(length, self.cuts[-1])
+        # the same rule as `bounds` of the emitted transport, which cuts the tensors
         low, high = (cut * size + min(cut, larger) for cut in self.cuts[at : at + 2])
         return high - low
 
@@ -99,6 +102,7 @@ def table_of(schedule: Any, pattern: str, ranks: int, *, after: bool = False) ->
     if pattern not in REVERSED:
         way = "use all_gather, all_to_all, reduce_scatter or all_reduce"
         raise ConfigError([Problem("pattern", "is no collective that is emitted", pattern, way)])
+    # an all-to-all alone can be on either side of the GEMM
     gathers, family = pattern == "all_gather" or (pattern == "all_to_all" and not after), schedule.family
     if family not in _WRITERS:
         rule = f"cannot be emitted: it needs {_LACKING.get(family, 'what plain PyTorch does not have')}"
@@ -111,12 +115,14 @@ def table_of(schedule: Any, pattern: str, ranks: int, *, after: bool = False) ->
         rule = "needs memory that adds; no GPU has it"
         raise ConfigError([Problem("schedule.near_memory", rule, True, "emit it with near_memory=false")])
     peers, count = tuple(range(1, ranks)), getattr(schedule, "num_chunks", 1)
+    # chunks are of equal size, so that cut i is at part i
     cuts = schedule.cuts if family == "synthesised" else tuple(range(count + 1))
     return Table(
         title=schedule.name,
         pattern=pattern,  # type: ignore[arg-type] # checked above
         gathers=gathers,
         ranks=ranks,
+        # families without chunks have neither knob: their shards are whole
         by_rows=getattr(schedule, "cut_dim", getattr(schedule, "chunk_dim", "m")) == "m",
         cuts=cuts,
         steps=tuple(_WRITERS[family][gathers](schedule, peers)),
@@ -150,6 +156,7 @@ def _shards_reduction(schedule: Any, peers: tuple[int, ...]) -> Iterator[Step]:
         yield Step("gemm", {(0, 1): (peer,)})
         yield from _adds(schedule, [((0, 1), (before,)) for before in peers[: peer - 1]], last_only=True)
         yield _move(schedule, (0, 1), (peer,))
+    # the own shard is sent to nobody: it is made last, while the others are on their way
     yield Step("gemm", {(0, 1): (0,)})
     yield from _adds(schedule, [((0, 1), (peer,)) for peer in peers])
 
@@ -162,12 +169,14 @@ def _adds(schedule: Any, sent: Sequence[tuple[Span, tuple[int, ...]]], *, last_o
     end.
     """
     late = schedule.comm_engine == "dma"
+    # engines: all but the last two were added on the way, since sums run one part behind
     first = -2 if late else 0
     parts = sent[first : -1 if late else 0] if last_only else sent[first:]
     yield from (Step("add", {span: distances}) for span, distances in parts)
 
 
 def _chunked_gather(schedule: Any, peers: tuple[int, ...]) -> Iterator[Step]:
+    # the local shard needs no message: computed first, it hides the arrival of the first chunk
     local = () if schedule.local_shard_first else (0,)
     yield from (_move(schedule, (at, at + 1), peers) for at in range(schedule.num_chunks))
     if schedule.local_shard_first:
@@ -184,6 +193,7 @@ def _chunked_reduction(schedule: Any, peers: tuple[int, ...]) -> Iterator[Step]:
         yield from (Step("gemm", {(at, at + 1): group}) for group in groups)
         yield from _adds(schedule, [((before, before + 1), peers) for before in range(at)], last_only=True)
         yield _move(schedule, (at, at + 1), peers)
+    # the reverse of the gather: what no peer waits for is made at the end
     if schedule.local_shard_first:
         yield Step("gemm", {(0, schedule.num_chunks): (0,)})
     yield from _adds(schedule, [((at, at + 1), peers) for at in range(schedule.num_chunks)])
@@ -201,10 +211,12 @@ def _listed_reduction(schedule: Any, peers: tuple[int, ...]) -> Iterator[Step]:
     waiting = list[Step]()
     for step in schedule.steps:
         if not step.move:
+            # the newest copy is still under way: it waits for the next GEMM
             yield from (Step("add", waiting.pop(0).parts) for _ in range(len(waiting) - 1))
         yield (listed := _step_of_table(step, peers))
         if listed.what == "copy":
             waiting.append(listed)
+    # sums of messages come at the end, since no kernel here adds what it receives
     messages = [listed for listed in (_step_of_table(step, peers) for step in schedule.steps) if listed.what == "send"]
     yield from (Step("add", moved.parts) for moved in (*waiting, *messages))
 
@@ -216,6 +228,7 @@ def _step_of_table(step: Any, peers: tuple[int, ...]) -> Step:
     if step.compute:
         parts[tuple(step.compute)] = step.peers or peers
     if step.local:
+        # equal ranges of the peers' shards and of the own one are one entry
         parts[tuple(step.local)] = (*parts.get(tuple(step.local), ()), 0)
     return Step("gemm", parts)
 

@@ -12,6 +12,7 @@ from dse.errors.texts import visible
 from dse_emit.table import Table
 
 _SHARED = ("check.py", "linear.py", "transport.py")
+# marks in the files of the package: between them stands a schedule that makes the file run as it is
 _SCHEDULE = re.compile(r"^# schedule\n.*?^# end of schedule\n", re.MULTILINE | re.DOTALL)
 _SIZES = re.compile(r"^# sizes\n.*?^# end of sizes\n", re.MULTILINE | re.DOTALL)
 
@@ -37,6 +38,7 @@ def package(table: Table, reverse: Table, sizes: Sizes, origin: str) -> Mapping[
     )
     for side in (table, reverse):
         name = operator_file(side)
+        # a function as replacement: backslashes of a text would be read as references to groups
         texts[name] = _SCHEDULE.sub(lambda _, side=side: _block(side, origin), _text(name))  # type: ignore[misc]
     texts["README.md"] = _readme(table, origin)
     return texts
@@ -54,9 +56,11 @@ def _text(name: str) -> str:
 def _block(table: Table, origin: str) -> str:
     """The schedule as the constants at the top of an operator."""
     cut = "rows" if table.by_rows else "depth" if table.gathers else "columns"
+    # `repr` of numbers and tuples is Python that reads back as it was
     steps = "".join(f'    ("{step.what}", {dict(step.parts)!r}),\n' for step in table.steps)
     lines = [
         "# schedule",
+        # an origin is text of a user: cut, so that the line keeps the length that linters allow
         f"# {_one_line(f'{table.title}: {origin}')}"[:120],
         f'PATTERN = "{table.pattern}"',
         f"RANKS = {table.ranks}",

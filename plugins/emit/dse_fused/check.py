@@ -44,6 +44,7 @@ def _join(shared: bool) -> torch.device:
         raise SystemExit("start two ranks at least: torchrun --nproc-per-node=4 -m dse_fused.check")
     if shared and not torch.cuda.is_available():
         raise SystemExit("--one-gpu needs a GPU")
+    # NCCL refuses two ranks on one GPU
     on_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= ranks and not shared
     device = torch.device("cuda", 0 if shared else rank) if on_gpus or shared else torch.device("cpu")
     if device.type == "cuda":
@@ -58,6 +59,7 @@ def _join(shared: bool) -> torch.device:
 def _cases(ranks: int) -> dict[str, list[Tensor]]:
     """Operands of this rank by operator, multiples of 1/4."""
     rows = ranks * _ROWS
+    # another draw on each rank: a part that goes to the wrong rank is noticed
     torch.manual_seed(dist.get_rank())
     indices = torch.randint(0, _DEPTH, (rows, 2, 3))
     return {
@@ -69,6 +71,7 @@ def _cases(ranks: int) -> dict[str, list[Tensor]]:
 
 
 def _values(*shape: int) -> Tensor:
+    # small multiples of 1/4 are exact in fp32, and so are their sums in any order
     return torch.randint(-8, 9, shape) / 4.0
 
 
@@ -78,7 +81,9 @@ def _is_equal(name: str, operands: list[Tensor], device: torch.device, shared: b
     operator, reference = getattr(dse_fused, name), getattr(references, name)
     ours = operator(*(part.to(device) for part in operands), group.group_name, dse_fused.Slices())
     theirs = reference(*(part if shared else part.to(device) for part in operands), group).to(device)
+    # relative to the largest value: results near zero would inflate an element-wise ratio
     worst = ((ours - theirs).abs().max() / theirs.abs().max()).reshape(1)
+    # gloo reduces tensors of the CPU
     worst = worst.cpu() if dist.get_backend() == "gloo" else worst
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     equal = bool(worst.item() <= _TOLERANCE)

@@ -20,6 +20,7 @@ def _wide(value):
 def _destination(unit, slices, rank, ranks, remote_first: tl.constexpr):
     """Rank that a unit is for: the next ones first and the own last, or the own first."""
     first = 1 if remote_first else 0
+    # each rank begins with another one, so that they do not all store into the same memory at once
     return (rank + first + unit // slices) % ranks
 
 
@@ -37,17 +38,22 @@ def _signal(masks, flag_addresses, target, unit, slices, rank, ranks, call, phas
     tl.debug_barrier()  # all threads of the workgroup have stored
     one = tl.full((), 1, tl.int64)
     bit = one << _wide(unit % slices)
+    # a bit for each slice
     full = (one << (slices - 1)) * 2 - 1
+    # acquire and release: whoever sets the last bit sees what the workgroups of the other bits stored
     before = tl.atomic_or(masks + target, bit, sem="acq_rel", scope="gpu")
     if (before | bit) == full:
+        # cleared for the next phase of the call, which uses the same masks
         tl.atomic_xchg(masks + target, full * 0, sem="relaxed", scope="gpu")
         flags = tl.load(flag_addresses + target).to(tl.pointer_type(tl.int32))
+        # release at the scope of the system: the peer that reads the flag sees the whole part
         tl.atomic_xchg(flags + phase * ranks + rank, call, sem="release", scope="sys")
 
 
 @triton.jit
 def _await(flags, sender, ranks, call, phase: tl.constexpr):
     """Wait until a sender's flag has reached this call."""
+    # an atomic read: a plain load could be served by a cache, or be moved out of the loop
     while tl.atomic_add(flags + phase * ranks + sender, 0, sem="acquire", scope="sys") < call:
         pass
 
@@ -62,6 +68,7 @@ def embedding_put(
 
     tables [num_tables, num_rows, dim]; indices [ranks * samples, num_tables, pooling].
     """
+    # a row is a sample and one of its tables, in the order of the inbox
     rows = samples * num_tables
     for unit in range(tl.program_id(0), ranks * slices, tl.num_programs(0)):
         target = _destination(unit, slices, rank, ranks, remote_first)
@@ -121,6 +128,7 @@ def gemv_put(
         inbox = tl.load(addresses + target).to(tl.pointer_type(dtype)) + _wide(rank) * rows
         for start in range(low, high, block):
             row = start + tl.arange(0, block)
+            # m need not be a multiple of the ranks
             valid = (row < high) & (target * rows + row < m)
             total = tl.zeros((block,), tl.float32)
             for depth_start in range(0, k, block):
@@ -165,9 +173,11 @@ def sum_ready_put(
         for start in range(0, elements, block):
             place = start + tl.arange(0, block)
             total = tl.zeros((block,), tl.float32)
+            # in the order of ranks: the sum does not depend on which part arrives first
             for sender in range(ranks):
                 _await(flags, sender, ranks, call, 0)
                 part = inbox + _wide(sender) * elements + place
                 total += tl.load(part, mask=place < elements, other=0.0).to(tl.float32)
             tl.store(result + place, total.to(dtype), mask=place < elements)
+        # a sum is one slice; phase 1 has flags of its own, as a peer may still be in phase 0
         _signal(masks, flag_addresses, target, 0, 1, rank, ranks, call, 1)

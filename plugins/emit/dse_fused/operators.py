@@ -17,6 +17,7 @@ from torch import Tensor
 from dse_fused.peers import Inbox, Peers, peers_of
 
 _MOST_SLICES = 62  # bits of a mask
+# `tl.dot` takes no smaller tiles
 _BLOCK = 16
 
 
@@ -97,8 +98,10 @@ def _gemm_reduce_scatter(
     a: Tensor, b: Tensor, group: str, num_chunks: int, remote_first: bool, workgroups: int
 ) -> Tensor:
     call = _Call(group, a, workgroups)
+    # an inbox of its own: the calls of each operator are counted apart
     inbox = _put_gemm(call, "gemm_sum", (a, b), num_chunks, remote_first=remote_first)
     out = a.new_empty((a.shape[0] // call.ranks, b.shape[1]))
+    # it waits for flags itself, and adds parts in the order of ranks while later ones arrive
     call.launch("sum_ready", inbox.local, out, inbox.flags, call.ranks, call.number, out.numel(), block=256)
     return out
 
@@ -107,6 +110,7 @@ def _gemm_reduce_scatter(
 def _gemv(w: Tensor, x: Tensor, group: str, num_chunks: int, remote_first: bool, workgroups: int) -> Tensor:
     call = _Call(group, w, workgroups)
     (m, k), part = w.shape, -(-w.shape[0] // call.ranks)
+    # first half: partial products by sender; second half: sums by the rank that made them
     inbox, masks = call.begin("gemv", 2 * call.ranks * part)
     call.launch(
         "gemv_put", w, x, inbox.addresses, inbox.flag_addresses, masks, *call.place, num_chunks, part, m, k,
@@ -169,6 +173,7 @@ class _Call:
         """Launch a kernel with the workgroups that persist."""
         from dse_fused import kernels
 
+        # kernels compute addresses of rows from shapes alone
         inputs = [word.contiguous() if isinstance(word, Tensor) else word for word in words]
         getattr(kernels, kernel)[(self._workgroups,)](*inputs, **constants)
 
@@ -177,6 +182,7 @@ class _Call:
         from dse_fused import kernels
 
         kernels.await_all[(1,)](inbox.flags, self.ranks, self.number, phase=phase)
+        # copied, since the call after the next one stores into the same inbox
         return inbox.local.clone()
 
 
@@ -188,6 +194,7 @@ def _even(rows: int, ranks: int, name: str) -> int:
 
 
 def _power_of_two(least: int) -> int:
+    # `tl.arange` takes powers of two
     return 1 << max(0, least - 1).bit_length()
 
 
@@ -211,6 +218,7 @@ def _group(name: str) -> dist.ProcessGroup:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    # the two operands; then the name of the group
     ctx.save_for_backward(*inputs[:2])
     ctx.group = inputs[2]
 
@@ -220,6 +228,7 @@ _NO_GRADIENTS = (None, None, None, None)  # of the group and the slices
 
 @_embedding.register_fake
 def _(tables: Tensor, indices: Tensor, group: str, *words: Any) -> Tensor:
+    # a fake tensor has the shape that the real one would have, so that `torch.compile` can trace the operator
     ranks = dist.get_world_size(_group(group))
     return tables.new_empty((ranks, indices.shape[0] // ranks, tables.shape[0], tables.shape[2]))
 
@@ -242,9 +251,11 @@ def _(w: Tensor, x: Tensor, group: str, *words: Any) -> Tensor:
 
 def _embedding_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     tables, indices = ctx.saved_tensors
+    # an all-to-all is undone by one the other way
     of_samples = _exchange(grad, ctx.group).flatten(0, 1)  # [all samples, tables, dim]
     d_tables = torch.zeros_like(tables)
     for place in range(tables.shape[0]):
+        # the gradient of a sum is that of each of its rows; a row that several samples read adds them up
         repeated = of_samples[:, place].repeat_interleave(indices.shape[2], dim=0)
         d_tables[place].index_add_(0, indices[:, place].flatten(), repeated)
     return d_tables, None, *_NO_GRADIENTS
@@ -260,6 +271,7 @@ def _gemm_all_to_all_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 def _gemm_reduce_scatter_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    # each rank's product is a term of every part: it needs the gradients of all parts
     return _gemm_backward(ctx, _gather(grad, ctx.group))
 
 

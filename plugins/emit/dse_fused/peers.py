@@ -50,7 +50,9 @@ class Peers:
 
     def begin(self, name: str, elements: int, dtype: torch.dtype) -> tuple[Inbox, int]:
         """The inbox of a call of an operator, of at least so many elements, and the number that its flags count to."""
+        # flags count calls and are never reset: an older value means not yet
         calls = self._calls[name] = self._calls.get(name, 0) + 1
+        # the parity is the turn
         key = (name, elements, dtype, calls % 2)
         if key not in self._inboxes:
             local, addresses = self._shared(elements, dtype)
@@ -70,8 +72,10 @@ class Peers:
         os.close(handle)
         paths: list[Any] = [None] * self.ranks
         dist.all_gather_object(paths, path, group=self.group)
+        # a fresh file reads as zeros
         tensors = [torch.from_file(each, shared=True, size=count, dtype=dtype) for each in paths]
         dist.barrier(group=self.group)  # all have it
+        # mappings keep the memory; without a name nothing is left over when a rank is killed
         Path(path).unlink()
         _KEPT.extend(tensors)
         addresses = torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64)
@@ -83,6 +87,7 @@ class Peers:
         local = symmetric.empty(max(1, elements), dtype=dtype, device=self.device).zero_()
         handle = symmetric.rendezvous(local, group=self.group)
         addresses = torch.tensor(list(handle.buffer_ptrs), dtype=torch.int64, device=self.device)
+        # no peer stores into memory that is not yet zeroed
         handle.barrier(channel=0)
         return local, addresses
 

@@ -29,8 +29,10 @@ from dse_hub.types import HubType, hub_type, readable_types, refused_types
 
 _MOST_INSIDE = 2  # text parts inside of one another, as of a thinker
 _MISSPELT, _LONGEST_TYPE = 2, 60  # letters
+# rules are evaluated for each layer: a number that a typing error made must not take minutes
 _MOST_LAYERS = 10_000
 _LARGEST = 2**31
+# keys under which a model of several senses keeps its text part; the first that is there counts
 _TEXT = ("text_config", "llm_config", "language_config", "thinker_config")
 _SENSES = (
     "talker_config",
@@ -47,6 +49,7 @@ _MOE = ("experts", "per_token", "expert_ffn", "shared", "shared_ffn", "groups", 
 _NAMES_OF_EXPERTS = {"per_token": "experts_per_token", "shared": "shared_experts"}
 _LATENT = ("q_rank", "kv_rank", "rope_dim", "nope_dim", "value_dim")
 _INDEX = {"index_heads": "heads", "index_dim": "width", "index_tokens": "tokens"}
+# parts that a model may do without; all others are missing when they have no value
 _OPTIONAL = ("window", "q_rank", "shared", "shared_ffn", "groups", "groups_per_token", "expert_hidden")
 _STATE = ("projected", "outputs", "channels", "kernel", "heads", "key", "value", "chunk", "more", "number_bytes")
 
@@ -81,15 +84,18 @@ class HubFile:
     def value(self, key: str) -> Any:
         """The value of a key: of the file, null too, else the default of its type."""
         self.looked_up.add(key)
+        # a null of the file overrides the default: the class would see it, too
         return self.keys[key] if key in self.keys else self.type.defaults.get(key)
 
     def name(self, name: str) -> Any:
         """The value of a name in an expression: columns, a width, a value that several keys may have, or a key."""
         if name in ("q", "kv"):
+            # columns of the projections: of queries, and of keys or values
             return (self.width("heads" if name == "q" else "kv_heads") or 0) * (self.width("head") or 0)
         if name in self.widths or name in self.type.sections["widths"]:
             return self.width(name)
         if (keys := self.type.sections["names"].get(name)) is not None:
+            # keys of the file come before defaults of any key
             there = [key for key in keys if self.keys.get(key) is not None]
             return next(value for key in (*there, *keys) if (value := self.value(key)) is not None or key == keys[-1])
         return self.value(name)
@@ -125,6 +131,7 @@ class HubFile:
 
     def _whole(self, key: str, value: Any) -> int | None:
         """A whole number; None, and the problem noted, of anything else."""
+        # True is an int in Python
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
             self.note(key, "is no whole number of a width", value, "write a number such as 4096")
             return None
@@ -137,6 +144,7 @@ class HubFile:
             key
             for key, value in self.keys.items()
             if key not in self.looked_up | _keys_without_effect() | self.type.without_effect
+            # such values switch nothing on
             and value not in (None, False, [], {}, "")
             and not key.startswith("_")
         ]
@@ -160,6 +168,7 @@ def hub_tree(path: Path) -> dict[str, Any]:
             file.note("model_type", f"{kind} needs other values: {error}", kind, "correct them, or write a YAML file")
     if file.problems:
         raise ConfigError(file.problems)
+    # reported before the answer: a key that may change a cost must not pass in silence
     unread = [f"{path}: {key}" for key in file.unread if key not in senses]
     unread += [f"{path}: {key} (a part that is no text is left out)" for key in senses]
     return tree | ({"unread": unread} if unread else {})
@@ -168,6 +177,7 @@ def hub_tree(path: Path) -> dict[str, Any]:
 def _instead(kind: Any) -> str:
     """The way out of a type that is not read: one spelt nearly alike, the list of types, a file typed by hand."""
     alike = sorted((letters_apart(str(kind), name), name) for name in readable_types()) if kind else []
+    # a third of the letters at most, so that a short name does not match everything
     is_near = alike and alike[0][0] <= min(_MISSPELT, len(str(kind)) // 3)
     guess = f"did you mean `{alike[0][1]}`? else " if is_near else ""
     types = "the types of text models that are read are the rows of hub_types.yaml"
@@ -184,6 +194,7 @@ def letters_apart(name: str, other: str) -> int:
     names = [re.sub(r"[^a-z0-9]", "", text.lower())[:_LONGEST_TYPE] for text in (name, other)]
     if re.findall(r"[0-9]+", names[0]) != re.findall(r"[0-9]+", names[1]):
         return _LONGEST_TYPE  # another version
+    # Levenshtein's distance, a row of its table at a time
     row = list(range(len(names[1]) + 1))
     for place, letter in enumerate(names[0], 1):
         before, row = row, [place]
@@ -204,6 +215,7 @@ def _keys_of(path: Path) -> Mapping[str, Any]:
         if name is None:
             break
         inner = keys[name]
+        # keys of the text part override the same keys around it
         around = {key: value for key, value in keys.items() if key not in (name, "architectures")}
         merged = {**around, **{key: value for key, value in inner.items() if key != "_name_or_path"}}
         keys = merged | {"model_type": _text_type(keys.get("model_type"), inner)}
@@ -213,6 +225,7 @@ def _keys_of(path: Path) -> Mapping[str, Any]:
 def _text_type(outer: Any, inner: Mapping[str, Any]) -> Any:
     """The type of a text part: its own, or that which belongs to the whole."""
     kinds = [inner.get("model_type"), f"{outer}_text", outer]
+    # a type that is not read keeps its name, for the message
     return next((kind for kind in kinds if kind in readable_types()), kinds[0] or outer)
 
 
@@ -230,6 +243,7 @@ def _tree(file: HubFile) -> dict[str, Any]:
         if file.keys.get(key):
             file.note(key, f"is of {what}, which is not read", file.keys[key], "describe the model in a YAML file")
     for name in ("layers", "hidden", "heads", "vocab"):
+        # one cause at a time: a width that is wrong is noted already and would be called missing, too
         if not file.width(name) and not file.problems:
             file.note(
                 file.type.alternatives(name)[0], "is missing", None, "add it, or describe the model in a YAML file"
@@ -246,6 +260,7 @@ def _tree(file: HubFile) -> dict[str, Any]:
     tree |= {"kind": "transformer", "name": _name(file), **flags, "note": _note(file)}
     if "latent" in rules:
         tree["latent"] = _latent(file, layers)
+        # latent attention has no keys and values by head in its cache
         tree.pop("kv_heads", None)
     elif (head := file.width("head")) is not None:
         tree["head_dim"] = head
@@ -262,6 +277,7 @@ def _kind(file: HubFile, place: int) -> tuple[str, str, int]:
     """The parts of a layer: its mixer, what follows it, and weights that stand beside its products."""
     mixer, feed = (str(file.evaluate(file.type.rules[name], place)) for name in ("mixer", "feed"))
     parts = ["layer", *(part for part in (mixer, feed) if part != "none")]
+    # weights that a state keeps are among its own numbers (`more`)
     return mixer, feed, sum(_weights(file, part, place) for part in parts if part != "state")
 
 
@@ -272,11 +288,14 @@ def _weights(file: HubFile, part: str, layer: int | None = None) -> int:
 
 def _layers(file: HubFile, layers: Sequence[tuple[str, str, int]]) -> dict[str, Any]:
     """Kinds of layers where there are several, and what stands beside products in each."""
+    # in the order in which kinds appear first
     kinds, tree = Counter(layers), dict[str, Any](vectors=layers[0][2])
     if file.width("decoder_layers"):
+        # a layer of a decoder has a second attention, to the encoder
         tree["decoder_vectors"] = tree["vectors"] + _weights(file, "decoder") + _weights(file, "attention")
     if any(mixer == "state" for mixer, _, _ in kinds):
         tree["state"] = _state(file)
+    # first layers without experts, as of DeepSeek, have a key of their own in place of a pattern
     if (first := _dense_first(layers)) is not None:
         tree["moe"] = _experts(file) | {"dense_layers": first}
     elif len(kinds) > 1 or "state" in tree:
@@ -309,6 +328,7 @@ def _part(file: HubFile, names: Sequence[str]) -> dict[str, int]:
 def _experts(file: HubFile) -> dict[str, int]:
     """Experts, of a width of their own; a router that picks groups of experts."""
     part = _part(file, _MOE)
+    # a router without a choice of groups looks at all experts
     if not part.get("groups_per_token") or not part.get("groups"):
         part = {name: value for name, value in part.items() if name not in ("groups", "groups_per_token")}
     left = [name for name, value in part.items() if not value and name not in ("experts", "per_token", "expert_ffn")]
@@ -331,6 +351,7 @@ def _state(file: HubFile) -> dict[str, int]:
     if not file.type.sections["state"]:
         raise UnfitValue("its layers with attention alone are read")
     # groups share keys in Mamba-2 alone
+    # numbers are in an order in which each may use those before it
     for name in (*_STATE, *(name for name in ("groups",) if name in file.type.sections["state"])):
         file.looked_up |= names_in(str(file.type.sections["state"][name]))
         numbers[name] = int(
@@ -349,6 +370,7 @@ def _windows(file: HubFile, layers: int) -> dict[str, Any]:
     if not window or rule is None:
         return {}
     places = [place for place in range(layers) if file.evaluate(file.type.rules["mixer"], place) == "attention"]
+    # of layers with attention: others have no window to keep in the cache
     share = sum(bool(file.evaluate(rule, place)) for place in places) / max(len(places), 1)
     return {"window": window, "windowed": share}
 
@@ -358,6 +380,7 @@ def _formats(file: HubFile, tree: Mapping[str, Any], kinds: Sequence[tuple[str, 
     file.looked_up |= {"quantization_config", "compression_config"}
     section: Any = file.keys.get("quantization_config") or file.keys.get("compression_config")
     beside, key = file.path.parent / "hf_quant_config.json", "quantization_config"
+    # where both have a section, the one of config.json counts
     if not section and beside.is_file() and file.path.name == "config.json":
         section, key = _json(beside), str(beside)
     if not section:
@@ -380,6 +403,7 @@ def _note(file: HubFile) -> str:
 def _name(file: HubFile) -> str:
     """The name that the file gives the model, else the folder that it lies in."""
     name = file.keys.get("_name_or_path") or file.keys.get("name_or_path")
+    # a name such as "./" is a path of whoever saved it
     if isinstance(name, str) and name.strip("./"):
         return name.rstrip("/").rpartition("/")[2]
     return file.path.resolve().parent.name if file.path.name == "config.json" else file.path.stem

@@ -45,6 +45,7 @@ def hub_keys(path: Path, keys: Mapping[str, Any]) -> dict[str, Any]:
     for name, what in _OTHERS.items():
         if keys.get(name):
             check.add(f"{path}: {name}", f"is of {what}, which is not read from parameters", way_out=_WAY)
+    # experts are as wide as the dense layer (Mixtral): a width of their own means another model
     experts = keys.get("moe") or {}
     if not isinstance(experts, Mapping) or any(name not in (*_EXPERTS, "expert_parallel") for name in experts):
         check.add(f"{path}: moe", "is of experts of a width of their own, which are not read here", way_out=_WAY)
@@ -57,6 +58,7 @@ def hub_keys(path: Path, keys: Mapping[str, Any]) -> dict[str, Any]:
     if "intermediate_size" not in named:
         named["intermediate_size"] = _feed_forward(path, keys)
     named |= {name: experts[key] for key, name in _EXPERTS.items() if key in experts}
+    # the type decides which defaults apply to keys that are missing
     if window := keys.get("sliding_window"):
         named |= {"model_type": "mixtral" if experts else "mistral", "sliding_window": window}
     else:
@@ -71,6 +73,7 @@ def _feed_forward(path: Path, keys: Mapping[str, Any]) -> int:
     is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
     if not isinstance(width, int) or not isinstance(step, int) or step < 1 or not (factor is None or is_number):
         raise ConfigError([Problem(f"{path}: multiple_of", "is needed where hidden_dim is missing", step, _WAY)])
+    # whole numbers at each step, as in the source: rounded elsewhere, widths would differ
     hidden = 2 * 4 * width // 3
     hidden = hidden if factor is None else int(float(factor) * hidden)
     return step * -(-hidden // step)

@@ -27,6 +27,7 @@ _LISTS = (
     *("llm_int8_skip_modules", "unquantized_modules"),
 )
 _16_BITS = 16
+# each is matched with every module of every layer
 _MOST_ANYWHERE, _MOST_TARGETS = 1000, 5000  # names that are looked for in every layer
 _ALGORITHMS: Mapping[str, str] = {
     "FP8": "fp8",
@@ -88,6 +89,7 @@ def stored_tree(section: Any, model: Tree, kinds: Sequence[tuple[str, str]]) -> 
     totals, amounts = dict[str, float](), dict[str, dict[str, tuple[Tree, float]]]()
     for layer, kind in enumerate(kinds):
         for part, name, weights in _modules(model, kind):
+            # frameworks wrap a text model in different names: any of them may be meant
             names = [f"{prefix}layers.{layer}.{name}" for prefix in _PREFIXES]
             totals[part] = totals.get(part, 0.0) + weights
             format = None if part not in reading.parts or skipped.has(names, layer) else reading.format_of(names)
@@ -120,6 +122,7 @@ def _add(amounts: dict[str, dict[str, tuple[Tree, float]]], part: str, format: T
 def _modules(model: Tree, kind: tuple[str, str]) -> Iterator[Module]:
     """Yield the matrices of a layer, by the names that most frameworks give them, with their weights."""
     mixer, feed = kind
+    # hybrids have one mixer or feed a layer, under one name
     hybrid = "none" in kind
     if mixer == "attention":
         yield from (
@@ -134,6 +137,7 @@ def _modules(model: Tree, kind: tuple[str, str]) -> Iterator[Module]:
     if feed == "dense":
         yield from (("dense", f"{below}.{name}", 1.0) for name in names)
     elif feed == "experts":
+        # one expert stands for all: a list is taken to name all of them or none
         yield from (("experts", f"{below}.experts.0.{name}", 1.0) for name in names)
         yield from (("shared", f"{below}.shared_experts.{name}", 1.0) for name in names)
 
@@ -196,6 +200,7 @@ class _WideModules:
             if not isinstance(patterns, list) or not all(isinstance(text, str) for text in patterns):
                 raise Unread(key, "is no list of names of modules", patterns)
             for text in patterns:
+                # by number: a list with a name for each layer is then not matched with all others
                 layer = None if text.startswith("re:") else _LAYER.search(text)
                 (of_any if layer is None else of_layers.setdefault(int(layer[1]), [])).append(text)
         if len(of_any) > _MOST_ANYWHERE:
@@ -213,7 +218,9 @@ def _matches(pattern: str, names: Sequence[str]) -> bool:
         return any(map(matcher_of(pattern[3:]), names))
     text = _usual(pattern).removesuffix(".weight")
     if "*" in text:
+        # a module that is left out takes all below it along
         return any(fnmatch.fnmatchcase(name, text) or fnmatch.fnmatchcase(name, f"{text}.*") for name in names)
+    # whole parts of a path: `o_proj` does not mean `go_proj`
     return any(f".{text}." in f".{name}." for name in names)
 
 
@@ -305,6 +312,7 @@ def _groups(section: Tree) -> _QuantisedSection:
         raise Unread("config_groups", f"has more than {_MOST_TARGETS} targets", count)
 
     def format_of(names: Sequence[str]) -> Tree | None:
+        # names come before `Linear`, the class of all modules
         specific = (format for targets, format in read if any(_matches(target, names) for target in targets))
         usual = (format for targets, format in read if "Linear" in targets)
         return next(specific, next(usual, None))
@@ -393,6 +401,7 @@ def _of_module(formats: Mapping[str, Tree | None], names: Sequence[str]) -> Tree
     """The format of a module, or of what it lies in."""
     name = _below_prefix(names[0])
     while name:
+        # names of fused modules: gate and up in one, experts in one
         for text in (name, name.replace("gate_proj", "gate_up_proj"), name.replace("experts.0", "experts")):
             if text in formats:
                 return formats[text]

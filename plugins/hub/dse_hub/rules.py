@@ -26,13 +26,16 @@ _OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
+    # a list that the file lacks holds nothing
     ast.In: lambda value, values: value in (() if values is None else values),
     ast.NotIn: lambda value, values: value not in (() if values is None else values),
+    # `is list` asks for the type, `is none` for the value
     ast.Is: lambda value, kind: isinstance(value, list) if kind is list else value is kind,
     ast.IsNot: lambda value, kind: not isinstance(value, list) if kind is list else value is not kind,
 }
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod)
 _WORDS: Mapping[str, Any] = {"true": True, "false": False, "none": None, "list": list}
+# numbers of a file are a stranger's: products of them must not grow without end
 _LARGEST = 2**62
 
 
@@ -40,6 +43,7 @@ class UnfitValue(Exception):
     """A value that an expression cannot be computed with."""
 
 
+# texts are a fixed table, and are evaluated for every layer of every model
 @functools.cache
 def parsed_rule(text: str) -> ast.expr:
     """The tree of an expression."""
@@ -55,6 +59,7 @@ def names_in(text: str) -> frozenset[str]:
 def evaluate(text: str, lookup: Lookup) -> Any:
     """The value of an expression whose names are looked up. Raises UnfitValue."""
     try:
+        # whatever a value of a file does to an operator ends as one kind of error
         return _value(parsed_rule(text), lookup)
     except (TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise UnfitValue(f"{text}: {error}") from None
@@ -62,6 +67,7 @@ def evaluate(text: str, lookup: Lookup) -> Any:
 
 def _value(node: ast.expr, lookup: Lookup) -> Any:
     """The value of a node of an expression."""
+    # only kinds in the table are computed, so that no expression can call or reach anything else
     if type(node) not in _NODES:
         raise ValueError(f"an expression of a kind that is not read: {ast.unparse(node)}")
     return _NODES[type(node)](node, lookup)
@@ -76,6 +82,7 @@ def _binary(kind: ast.operator | ast.cmpop, left: Any, right: Any) -> Any:
     """The value of two operands; in sums and products none is 0, and numbers stay within bounds."""
     if not isinstance(kind, _ARITHMETIC):
         return _OPERATORS[type(kind)](left, right)
+    # an absent width adds nothing
     numbers = [0 if value is None else value for value in (left, right)]
     if not all(isinstance(value, int) and abs(value) <= _LARGEST for value in numbers):
         raise ValueError("no whole number of a width")
@@ -87,6 +94,7 @@ def _either(node: ast.BoolOp, lookup: Lookup) -> Any:
     value: Any = None
     for operand in node.values:
         value = _value(operand, lookup)
+        # `or` ends at the first true operand, `and` at the first false one
         if bool(value) == isinstance(node.op, ast.Or):
             break
     return value
@@ -98,6 +106,7 @@ def _entry(values: Any, place: Any) -> Any:
         return None
     if isinstance(values, dict):
         return values.get(place)
+    # Python would count from the end, where a layer number is out of range
     if isinstance(place, int) and place < 0:
         raise ValueError("counts from the end")
     return values[place]

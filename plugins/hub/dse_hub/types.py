@@ -47,6 +47,7 @@ def hub_type(name: str) -> HubType:
     base = hub_type(row["like"]) if "like" in row else HubType(name, {}, {}, {})
     sections = {key: {**base.sections.get(key, {}), **row.get(key, {})} for key in _SECTIONS}
     rules = {**base.rules, **{key: value for key, value in row.items() if key in _RULES}}
+    # not inherited: each type has the defaults of its own class
     defaults = _table("hub_defaults")["defaults"].get(row.get("defaults", name), {})
     harmless = base.without_effect | set(row.get("without_effect", ()))
     refuses = {**base.refuses, **row.get("refuses", {})}

@@ -1,4 +1,6 @@
-"""Cache policies: which requests are kept, as in "Optimizing GPU Cache Policies for MI Workloads" (arXiv:1910.00134).
+"""Cache policies: which requests are kept, as recalled of "Optimizing GPU Cache Policies for MI Workloads".
+
+The abstract (arXiv:1910.00134) does not define its policies: their names and meaning are recollection.
 
 loads, stores   whether L1 and L2 keep what is loaded, and L2 what is stored until it is evicted or the kernel ends;
                 else a load is merged with others that are under way, and a store is written through

@@ -49,6 +49,7 @@ class AddressMap:
 
     def __post_init__(self) -> None:
         """Raise ValueError where ranges leave gaps, overlap or are empty."""
+        # each range has to begin at the end of the one before it, the first one at line 0
         edges = [0, *(part.last for part in self.ranges)]
         if [part.first for part in self.ranges] != edges[:-1] or any(part.lines < 1 for part in self.ranges):
             raise ValueError("ranges of an address map follow one another, and none is empty")
@@ -56,6 +57,7 @@ class AddressMap:
     @classmethod
     def tracked_ring(cls, output_bytes: float, gpus: int) -> AddressMap:
         """T3's map on a ring. Raises ValueError for an output with fewer lines than GPUs."""
+        # N chunks: the first goes to the neighbour, and the last stays here as the reduced one
         edges, last = _edges(output_bytes, gpus), gpus - 1
         first = Range(edges[0], edges[1], "remote", "update", incoming=False, forwarded=False)
         later = [
@@ -71,6 +73,7 @@ class AddressMap:
         updates: near memory, where the first chunk is the neighbour's as soon as it is made.
         """
         edges, operation = _edges(output_bytes, gpus), "update" if updates else "store"
+        # in program order: with near memory the first chunk crosses the link as it is made
         places = ["remote" if updates and chunk == 0 else "local" for chunk in range(gpus)]
         pairs = zip(places, edges, edges[1:], strict=False)
         return cls(tuple(Range(first, last, place, operation, False, False) for place, first, last in pairs))  # type: ignore[arg-type]
@@ -93,5 +96,7 @@ class AddressMap:
 
 def _edges(output_bytes: float, gpus: int) -> list[int]:
     """First lines of N chunks as equal as lines allow, and the end."""
+    # rounded up: the last line may be filled in part
     lines = -(-int(output_bytes) // LINE_BYTES)
+    # integer arithmetic: chunks differ by a line at most, and none is lost
     return [lines * chunk // gpus for chunk in range(gpus + 1)]

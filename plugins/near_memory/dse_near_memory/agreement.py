@@ -19,6 +19,7 @@ from dse_near_memory.backend import RequestBackend, RequestDesign
 from simulators.overlap.backend import OverlapBackend
 from simulators.workloads.model_zoo import option_tree
 
+# layers whose own updates are a small part of a wave, as the module's assumption needs it
 LARGE = ("megagpt2-tp8-fc2", "tnlg-tp8-fc2", "gpt3-tp32-fc2", "palm-tp32-fc2", "mtnlg-tp32-fc2")
 SCHEDULES = ("t3_sequential", "t3_sequential_nmc", "t3_ideal", "t3_ideal_nmc", "t3", "t3_fair", "t3_mca")
 _NO_TIME = ("hop", "trcd", "trp", "tras", "tcl", "trrd", "twr", "to_write", "to_read", "trfc")
@@ -27,11 +28,13 @@ _NO_TIME = ("hop", "trcd", "trp", "tras", "tcl", "trrd", "twr", "to_write", "to_
 def assumptions(design: RequestDesign) -> dict[str, Any]:
     """Values of a design's controller by dotted path with which its fluid model's assumptions hold."""
     rate = float(design.system.gpu.hbm_bytes_per_s)
+    # a line takes its channel this long when all channels together have the system's rate
     burst_s = LINE_BYTES * design.controller.dram.channels / rate
     values = {
         "dram.bytes_per_s": rate,
         "bank_groups": 1,
         "tccdl_s": burst_s * design.controller.column_bytes / LINE_BYTES,  # an update takes the group for two bursts
+        # reads overtake every store, as in the fluid model
         "store_buffer": 10**9,
         "lockstep": True,
         "sums_last": True,
@@ -44,6 +47,7 @@ def assumptions(design: RequestDesign) -> dict[str, Any]:
 def gaps(tree: Tree, case: str) -> Mapping[str, float]:
     """Schedule -> makespan of requests over the fluid model's, less 1, of a scenario under the assumptions."""
     requests, fluid = RequestBackend(), OverlapBackend("fluid")
+    # copied: values of the controller are set in place below
     base = copy.deepcopy(dict(requests.scenarios(tree)[case]))
     for path, value in assumptions(requests.design(base)).items():
         set_path(base, path, value)

@@ -3,8 +3,8 @@
 Streams are reads and stores of the GEMM, and communication. Where the GEMM goes first, communication issues while fewer
 requests than a threshold are in the queue, and after `turn` requests of the GEMM in any case (T3's limit on
 starvation). Hardware finds the threshold, as T3 has it, from how memory-intensive the GEMM is in its first stage, when
-it is alone: the highest of `thresholds` that leaves a queue as many places as requests of the GEMM have found taken, on
-average. A schedule may give one instead.
+it is alone. The rule is ours (derived): the highest of `thresholds`, which are recalled, that leaves a queue as many
+places as requests of the GEMM have found taken, on average. A schedule may give one instead.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from simulators.device import rings
 @inline_never
 def push(stream: int, channel: int, place: int, tag: int, state: State) -> None:
     """Put a request behind the others of its stream, in a ring."""
+    # the ring has a power of two of places, and head and tail only grow
     end = rings.place_of(state.streams[stream, channel].tail, state.waiting.shape[2])
     request = state.waiting[stream, channel, end]
     request.place, request.tag, request.since = place, tag, state.clock.now
@@ -43,7 +44,9 @@ def first_place(stream: int, channel: int, state: State) -> int:
 def end_first_stage(work: Work, state: State, rules: Rules) -> None:
     """Note how many requests those of the GEMM have found in a queue, and what threshold follows."""
     arbiter = state.arbiter
+    # in all channels together: the mean over all requests of the GEMM that entered a queue
     arbiter.occupancy = arbiter.found / max(1, arbiter.arrived)
+    # the lowest one is taken even if no threshold fits
     arbiter.rule = work.thresholds[0]
     for limit in work.thresholds:  # in rising order
         if limit + arbiter.occupancy <= rules.queue:
@@ -70,7 +73,9 @@ def _gemm_stream(channel: int, state: State, rules: Rules) -> int:
     stream = READS if reads else -1
     if stores:
         first = not reads or _since(STORES, channel, state) <= _since(READS, channel, state)
+        # an older store goes before reads only if no read waits, or if too many stores have been overtaken
         stream = STORES if first and (not reads or stores > rules.store_buffer) else READS
+    # a store that goes next waits for one of the places of writes
     return -1 if stream == STORES and state.channels[channel].writes >= rules.drain else stream
 
 
@@ -80,9 +85,11 @@ def choose_stream(channel: int, state: State, rules: Rules) -> int:
     gemm = _gemm_stream(channel, state, rules)
     waits = _length(COMM, channel, state) > 0
     if waits:
+        # tags of lines that come in are negative: they are written
         writes = state.waiting[COMM, channel, first_place(COMM, channel, state)].tag < 0
         waits = not (writes and state.channels[channel].writes >= rules.drain)
     if not waits or gemm < 0:
+        # communication may fill the queue up to the threshold only, so that the GEMM finds places
         full = state.channels[channel].length >= state.arbiter.threshold
         blocked = rules.policy == COMPUTE_FIRST and full
         return gemm if gemm >= 0 or not waits or blocked else COMM

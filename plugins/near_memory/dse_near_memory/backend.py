@@ -22,6 +22,7 @@ from simulators.overlap.design import OverlapDesign
 from simulators.overlap.metrics import cost_proxy
 
 _SECTION = "controller"
+# each keeps lists of requests by GEMM, which are large
 _MOST_CONTROLLERS = 64
 _UNREAD = {"schedule.num_chunks", "system.gpu.hbm_bytes_per_s", "system.gpu.gemm.serial_fraction"}
 """Of the fluid model alone: waves, channels and steps of requests stand in their place."""
@@ -95,10 +96,12 @@ class RequestBackend(Backend):
     def design(self, tree: Tree) -> RequestDesign:
         """A validated design. Raises ConfigError with every problem."""
         overlap = self._fluid.design(_without(tree))
+        # both parts were validated by their own checks
         return RequestDesign.model_construct(**dict(overlap), controller=self._controller(tree[_SECTION]))
 
     def _controller(self, section: Any) -> Controller:
         """Designs share controllers, and with them their lists of requests."""
+        # equal sections give one object, by which `Memo` keeps lists of requests
         text = json.dumps(section, sort_keys=True, default=str)
         if text not in self._controllers:
             check = Problems()
@@ -113,6 +116,7 @@ class RequestBackend(Backend):
     def problems(self, design: BaseModel) -> Sequence[Problem]:
         """Rules of the schedule, and of the controller's sizes."""
         assert isinstance(design, RequestDesign)
+        # the rules of the fluid backend take its own kind of design
         overlap = OverlapDesign.model_construct(
             system=design.system, workload=design.workload, schedule=design.schedule
         )
@@ -122,6 +126,7 @@ class RequestBackend(Backend):
         """Knobs of the schedule and the system that requests read, and every value of the controller."""
         if path in _UNREAD or path.rpartition(".")[2] in LABELS:
             return None
+        # a threshold counts only if the controller takes it from the schedule
         if path == "schedule.occupancy_threshold" and get_path(tree, "controller.threshold") != "given":
             return None
         if path.partition(".")[0] == _SECTION:
@@ -176,6 +181,7 @@ def _unsupported(design: RequestDesign) -> str:
     schedule, gemm = design.schedule, design.system.gpu.gemm
     if not isinstance(schedule, TriggeredSchedule):
         return "only schedules of the family triggered have requests"
+    # a tracker counts updates of memory; without near memory kernels would add by atomics
     atomics = schedule.reduction == "tracked" and not schedule.near_memory
     reasons = {
         "only rings have requests": design.system.node.topology != "ring",

@@ -18,10 +18,13 @@ _PICOSECOND = 1e-3  # of the ns in which times are
 @inline_always
 def column_of(channel: int, place: int, since: float, state: State, rules: Rules) -> float:
     """Return the time from which a request's bank can give its column; negative if its row has to be opened."""
+    # the lowest bits of a place are the bank, the rest is the row
     bank = state.banks[channel, place % rules.banks]
     if bank.row == place // rules.banks:
         return dram.column_at(bank.opened, rules.trcd, since)
+    # tRC: a row stays open for tRAS, and closing it takes tRP
     cycled = bank.opened + rules.tras + rules.trp
+    # after the precharge that follows the last access, and tRRD after the channel's last activation
     opened = dram.activation_at(since, bank.last_use + rules.trp, cycled, state.gates[channel])
     # negative even at time zero, so that the sign tells a row that has to be opened
     return -(opened + rules.trcd) - 1e-9
@@ -34,6 +37,7 @@ def bus_at(channel: int, writes: int, state: State, rules: Rules) -> float:
     bus = max(state.clock.now, free)
     if state.channels[channel].last_kind == writes:
         return bus
+    # the turn counts from the end of the last burst, and not from now
     return max(bus, free + (rules.to_write if writes else rules.to_read))
 
 
@@ -48,6 +52,7 @@ def pick(channel: int, state: State, rules: Rules) -> int:
         column = column_of(channel, request.place, request.since, state, rules)
         begin = max(bus, abs(column), state.groups[channel, request.place % rules.groups])
         # of equal times a row hit goes first
+        # a picosecond is below any time of DRAM, and above the rounding of nanoseconds
         key = begin + (_PICOSECOND if column < 0 else 0.0)
         if key < best_key or (key == best_key and request.born < best_born):
             best, best_key, best_born = slot, key, request.born
@@ -60,6 +65,7 @@ def refresh(channel: int, state: State, rules: Rules) -> None:
     due, free = state.channels[channel].refresh, state.channels[channel].bus
     late = max(state.clock.now, free) - due
     if late >= 0:
+        # refreshes that fell into an idle time cost nothing: only the last one may still be running
         due += dram.refreshes_before(late, rules.trefi) * rules.trefi
         end = max(due, free) + rules.trfc
         state.channels[channel].refresh, state.channels[channel].bus = due + rules.trefi, end
@@ -85,6 +91,7 @@ def use_bank(channel: int, slot: int, state: State, rules: Rules) -> float:
     begin = max(bus, abs(column), state.groups[channel, group])
     if column < 0:
         opened = abs(column) - rules.trcd
+        # the gate lets rows of one channel open tRRD apart
         servers.serve(state.gates, channel, opened, rules.trrd)
         bank.row, bank.opened = place // rules.banks, opened
         state.counts.activations += 1
@@ -92,6 +99,7 @@ def use_bank(channel: int, slot: int, state: State, rules: Rules) -> float:
         state.counts.row_hits += 1
     # an update reads, adds and writes its columns within the bank group
     state.groups[channel, group] = begin + (rules.update_group if request.updates else rules.group)
+    # a write has to recover (tWR) before its row may close
     bank.last_use = begin + rules.burst + (rules.twr if writes else 0.0)
     state.channels[channel].bus = begin + rules.burst
     return begin + rules.burst

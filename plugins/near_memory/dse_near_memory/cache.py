@@ -23,6 +23,7 @@ def take_line(which: int, line: int, work: Work, state: State, rules: Rules) -> 
         way = lru.oldest_way(state.cache_used, first, rules.cache_ways)
         _clear(first + way, work, state)
         state.cache_line[first + way] = line
+    # the number of look-ups is the order of use
     state.counts.look_ups += 1
     state.cache_used[first + way] = state.counts.look_ups
     return first + way
@@ -32,6 +33,7 @@ def take_line(which: int, line: int, work: Work, state: State, rules: Rules) -> 
 def _clear(place: int, work: Work, state: State) -> None:
     """Empty the sectors of a line, and store in DRAM what is dirty of it."""
     for sector in range(state.cache_there.shape[1]):
+        # 0: absent; 1: read; from 2 on: stored, with the line of the output
         if state.cache_there[place, sector] > 1:
             write_back(place, sector, work, state)
         state.cache_there[place, sector] = 0
@@ -64,6 +66,7 @@ def store(output: int, work: Work, state: State, rules: Rules) -> None:
     """Keep a line of the output until it is the one used longest ago."""
     entry = work.store_entry[output]
     place = take_line(work.store_set[output], entry >> SECTOR_BITS, work, state, rules)
+    # no read for ownership: a request covers its sector as a whole
     state.cache_there[place, entry & MOST_SECTORS - 1] = output + 2
 
 

@@ -19,6 +19,7 @@ _SHARES = {
     "comm_share_prompt": (MAIN, "prompt", 1.0),
     "comm_share_large_train": (("gpt3", "palm", "mtnlg"), "training", 1.0),
     "comm_share_large_prompt": (("gpt3", "palm", "mtnlg"), "prompt", 1.0),
+    # GEMMs twice as fast: communication keeps its time, and its share grows
     "comm_share_gemm2x": (("megagpt2", "tnlg", "gpt3", "palm", "mtnlg"), "prompt", 2.0),
 }
 """Claim -> models, phase, how many times as fast GEMMs are."""
@@ -42,6 +43,7 @@ def _fastest_cases(table: pd.DataFrame, column: str) -> pd.DataFrame:
     """Metric of the fastest point by scenario (of 16 cases) and configuration, at the faster reading of the links."""
     ok = name_points(table)
     ok = ok[ok["model"].isin(MAIN)]
+    # of two published readings of the link rate the faster one; sorted, so that first() is the fastest point
     ok = ok[ok[_LINK] == ok[_LINK].max()].sort_values("makespan_s", kind="stable")
     cases: pd.DataFrame = ok.groupby(["scenario", "configuration"])[column].first().unstack()
     return cases
@@ -65,8 +67,10 @@ def _judge_configurations(
     speedups: pd.DataFrame, traffic_: pd.DataFrame, exposed: pd.DataFrame
 ) -> dict[str, ClaimResult]:
     ideal, near, plain, mca = (speedups[CONFIGURATIONS[n]] for n in ("t3_ideal", "t3_ideal_nmc", "t3", "t3_mca"))
+    # traffic that T3 saves of sequential execution [%]
     saved = 100 * (1 - traffic_["T3"] / traffic_["sequential"])
     gap, sub = 100 * (ideal / plain - 1), speedups.index.str.split("-").str[-1]
+    # the ideal with near memory bounds T3-MCA, which is never slower than T3; both up to rounding
     ordered, late = bool((mca <= near * (1 + 1e-9)).all()), plain / mca - 1  # rounding
     helps = exposed["sequential"] / exposed["sequential + NMC"]
     degree = speedups.index.str.extract(r"tp(\d+)", expand=False).astype(int)
@@ -107,6 +111,7 @@ def _by_degree(helps: pd.Series[Any], degree: Any) -> list[pd.Series[Any]]:
 def judge_traffic(parts: list[dict[str, Any]]) -> dict[str, ClaimResult]:
     """Findings on the formulas of traffic. parts: rows of DRAM traffic [bytes] by sub-layer and configuration."""
     holds = {
+        # sequential over T3: 2 N - 1 chunks are read by kernels, N - 2 by DMA commands
         "rs_read_formula": _ratio_holds(parts, "RS reads", lambda n: (2 * n - 1) / (n - 2)),
         "write_formula": _ratio_holds(parts, "writes", lambda n: 2 * n / (2 * n - 2)),
         "ag_traffic_same": _has_same_gather(parts),
@@ -116,6 +121,7 @@ def judge_traffic(parts: list[dict[str, Any]]) -> dict[str, ClaimResult]:
 
 def _ratio_holds(parts: list[dict[str, Any]], what: str, formula: Any) -> bool | None:
     """Tell whether sequential / T3 is the value of a formula of N in every case, on a ring."""
+    # T3's GEMM writes are updates, so writes of both have to be added
     names = ("GEMM writes", "RS writes") if what == "writes" else (what,)
     totals = {(row["scenario"], row["configuration"]): sum(row[name] for name in names) for row in parts}
     holds = [
@@ -134,6 +140,7 @@ def _has_same_gather(parts: list[dict[str, Any]]) -> bool | None:
         row["scenario"]: row["GEMM writes"] / row["gpus"] for row in parts if row["configuration"] == "sequential"
     }
     holds = [
+        # counted in chunks, as both move the same N - 1 of N
         np.isclose(row[name], (row["gpus"] - 1) * chunks[row["scenario"]], rtol=1e-9)
         for row in parts
         for name in ("AG reads", "AG writes")

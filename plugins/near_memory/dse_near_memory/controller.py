@@ -75,6 +75,7 @@ class Controller(SourcedValue):
             "cache_line_bytes": self.cache_line_bytes,
         }
         for path, size in sizes.items():
+            # addresses are cut into bits, so that every size has to be a power of two
             yield Rule(f"controller.{path}", not whole_power(size), "is no power of two", size, way_out="take one")
         many, text = self.bank_groups > self.dram.banks, "are more than the banks of a channel ({0})"
         yield Rule("controller.bank_groups", many, text, self.bank_groups, (self.dram.banks,), "take fewer")
@@ -84,6 +85,7 @@ class Controller(SourcedValue):
         bits, text = self.dram.banks.bit_length() - 1, "are no {0} rising bits"
         wrong = len(self.bank_bits) != bits or sorted(set(self.bank_bits)) != list(self.bank_bits)
         way = "name one for each doubling of the banks"
+        # one bit of the address for each doubling of banks
         yield Rule("controller.bank_bits", wrong, text, self.bank_bits, (bits,), way)
         yield from self._cache_rules()
 
@@ -91,6 +93,7 @@ class Controller(SourcedValue):
         """Slices that bank bits tell apart, and lines that lie in one slice."""
         many, text = self.slices > self.dram.banks, "are more than the banks of a channel ({0})"
         yield Rule("controller.slices", many, text, self.slices, (self.dram.banks,), "take fewer")
+        # bytes in a row of one slice: up to the interleaving, or to the lowest bit that selects a slice
         least = min(
             [self.mapping.interleave_bytes, *(1 << bit for bit in self.bank_bits[: self.slices.bit_length() - 1])]
         )
@@ -99,6 +102,7 @@ class Controller(SourcedValue):
 
     def set_folds(self, sets: int) -> Ints:
         """Turns of a cache's sets by the address above them, by its four low bytes: [1024]; zero without a hash."""
+        # polynomials are known for up to 128 sets: larger caches take an exclusive or
         hashed = "xor" if sets > _MOST_FOLDED and self.cache_hash != "none" else self.cache_hash
         return Folds.of(hashed, sets).table
 

@@ -62,10 +62,13 @@ def _tag_of_line(line: int) -> int:
 def _issue_reads(cu: int, work: Work, state: State, rules: Rules) -> None:
     """Ask the cache for what a CU reads for its next step, and wait for lines that others have asked for, too."""
     unit, step = state.cus[cu].unit, state.cus[cu].fetch
+    # even if all is in the cache, a hit takes its time
     state.cus[cu].pending, state.cus[cu].ready = 0, state.clock.now + rules.cache_hit
     for need in range(work.need_first[unit], work.need_first[unit + 1]):
+        # blocks of a panel are next to each other, one for each step of k
         block = work.need_panel[need] * rules.steps + step
         for line in range(work.read_first[block], work.read_first[block + 1]):
+            # the cache notes the line at once: CUs that ask later wait for the same request
             if not cache.read(work.read_set[line], work.read_entry[line], work, state, rules):
                 state.blocks[block].left += 1
                 arbiter.push(READS, work.read_channel[line], work.read_place[line], block, state)
@@ -90,6 +93,7 @@ def _schedule(cu: int, at: float, state: State) -> None:
 def _receive(block: int, state: State, rules: Rules) -> None:
     """Receive a line of a block; with the last one, CUs that wait for it go on."""
     state.blocks[block].left -= 1
+    # requests of a block return in any order
     state.blocks[block].arrived = max(state.blocks[block].arrived, state.clock.last)
     if state.blocks[block].left > 0:
         return
@@ -100,6 +104,7 @@ def _receive(block: int, state: State, rules: Rules) -> None:
         state.cus[cu].pending -= 1
         state.cus[cu].ready = max(state.cus[cu].ready, state.blocks[block].arrived)
         if state.cus[cu].waits and state.cus[cu].pending == 0:
+            # neither before its step is computed, nor before its reads are there
             _schedule(cu, max(state.cus[cu].computed, state.cus[cu].ready), state)
         waiter = state.next_waiting[waiter - 1]
 
@@ -108,6 +113,7 @@ def _receive(block: int, state: State, rules: Rules) -> None:
 def _put_on_link(pace: float, there: float, state: State) -> None:
     """Send a line that is there at a time over the link, which carries one line after the other."""
     transfer = state.transfer
+    # the last line before it has to be off the link
     transfer.link_free = max(transfer.link_free, there) + pace
     state.sent_at[transfer.sent] = transfer.link_free
     transfer.sent += 1
@@ -118,6 +124,7 @@ def _issue_stores(first: int, last: int, work: Work, state: State, rules: Rules)
     """Store lines of a wave's output: in the cache, past it in the GPU's own memory, or over the link."""
     for place in range(first, last):
         line = work.store_line[place]
+        # the neighbour's chunk never touches this GPU's memory
         if work.away[work.chunk[line]]:
             _put_on_link(state.transfer.pace, state.clock.now, state)
         elif rules.cached:
@@ -154,6 +161,7 @@ def _end_tiles(cu: int, work: Work, state: State, rules: Rules) -> None:
     state.gemm.ended += 1
     if not rules.lockstep:
         _take_tiles(cu, work, state, rules)
+    # the last CU of the round releases all of them
     elif state.gemm.ended == rules.cus:
         state.gemm.ended = 0
         for other in range(rules.cus):
@@ -173,6 +181,7 @@ def _take_tiles(cu: int, work: Work, state: State, rules: Rules) -> None:
 @inline_never
 def _await_reads(cu: int, state: State) -> None:
     """Let a CU go on at once if all that its next step reads is there, or when it is."""
+    # `waits` first: a line that arrives later schedules the CU
     state.cus[cu].waits = 1
     if state.cus[cu].pending == 0:
         _schedule(cu, max(state.clock.now, state.cus[cu].ready), state)
@@ -204,6 +213,7 @@ def _begin_comm(work: Work, state: State, rules: Rules) -> None:
     step = work.program[transfer.step]
     # else what is dirty is in the cache
     idle = state.gemm.done == rules.units and (rules.cached or state.gemm.stores_left == 0)
+    # chunks that come from the GEMM's stores are sent while they are made
     if step.after == AFTER_CHUNK and not step.from_gemm and state.chunk_left[step.source] > 0:
         return
     if step.after == AFTER_ALL and not idle:
@@ -214,6 +224,7 @@ def _begin_comm(work: Work, state: State, rules: Rules) -> None:
     transfer.target_lines = work.chunk_first[step.target + 1] - work.chunk_first[step.target]
     # a sum stays within the GPU
     transfer.pace, transfer.hop = step.pace, 0.0 if step.source == step.target else rules.hop
+    # lines from the GEMM need no command; a command takes its set-up time
     transfer.starts = NEVER if step.from_gemm else state.clock.now + rules.setup
 
 
@@ -234,11 +245,13 @@ def _fetch(work: Work, state: State, rules: Rules) -> None:
     """Issue reads of a command as far as its window goes."""
     transfer = state.transfer
     step = work.program[transfer.step]
+    # a line makes room when it has left over the link
     while transfer.issued < transfer.lines and transfer.issued - transfer.credited < rules.window:
         line = work.chunk_first[step.source] + transfer.issued
         transfer.issued += 1
         for copy in range(step.reads):  # of a second operand from another row of the bank
             place = work.place[line] + copy * rules.banks
+            # the line leaves with the last of its reads
             tag = LAST_READ if copy + 1 == step.reads else NO_LINE
             arbiter.push(COMM, work.channel[line], place, tag, state)
         # the chunk came out of the GEMM's stores, or left while it was made
@@ -280,6 +293,7 @@ def _track(line: int, work: Work, state: State, rules: Rules) -> None:
     """Count an update of a line's region, in the entry that it has or gets."""
     region, tracker = work.region[line], state.tracker
     first = work.region_set[region] * rules.ways
+    # ever larger: the order in which entries were used
     tracker.stamp += 1
     way = lru.find_way(state.entry, first, rules.ways, region)
     if way < 0:
@@ -290,6 +304,7 @@ def _track(line: int, work: Work, state: State, rules: Rules) -> None:
         else:
             tracker.live += 1
             tracker.peak = max(tracker.peak, tracker.live)
+        # its counts come back from memory, which is one more request
         if state.spilled[region]:
             state.spilled[region] = 0
             _spill(work.channel[line], work.place[line], state, rules)
@@ -300,6 +315,7 @@ def _track(line: int, work: Work, state: State, rules: Rules) -> None:
         state.entry[first + way] = -1
         state.used[first + way] = 0
         tracker.live -= 1
+        # a chunk is complete when its last region is
         state.chunk_left[work.chunk[line]] -= 1
 
 
@@ -311,6 +327,7 @@ def _enqueue(channel: int, stream: int, work: Work, state: State) -> int:
     request = state.queue[channel, slot]
     request.place, request.tag, request.born = came.place, came.tag, state.channels[channel].born
     request.kind, request.phase, request.updates = stream, 0, work.store_updates if stream == STORES else 0
+    # reads and writes of communication share a stream: the tag separates them
     if stream == COMM:
         request.kind = COMM_READ if came.tag >= 0 else INCOMING
         # the step may have ended when it is served
@@ -322,6 +339,7 @@ def _enqueue(channel: int, stream: int, work: Work, state: State) -> int:
     state.channels[channel].length = slot + 1
     state.channels[channel].writes += request.kind & 1
     state.channels[channel].since_comm = 0 if stream == COMM else state.channels[channel].since_comm + 1
+    # `found` places were taken when this request came: the mean is what T3's rule uses
     state.arbiter.found += slot
     state.arbiter.arrived += 1
     return slot
@@ -339,6 +357,7 @@ def _admit(channel: int, work: Work, state: State, rules: Rules) -> None:
         if kind == STORE:
             state.gemm.stores_left -= 1
             if rules.tracked:
+                # counted on entering the queue, as the address is known then
                 _track(tag, work, state, rules)
                 _begin_comm(work, state, rules)
         elif kind == INCOMING and tag < COUNTS_OF_TRACKER:
@@ -378,6 +397,7 @@ def _serve(channel: int, work: Work, state: State, rules: Rules) -> None:
     state.channels[channel].next = state.channels[channel].bus
     # counts of the tracker are no data
     state.served[kind, phase] += 1 if tag != COUNTS_OF_TRACKER else 0
+    # the data is there after the latency of the path back
     state.clock.last = end + rules.latency
     if kind == READ:
         _receive(tag, state, rules)
@@ -407,6 +427,7 @@ def run(work: Work, state: State, rules: Rules) -> float:
         now = min(at, state.gemm.next, credit, delivery, transfer.starts)
         if now == NEVER:
             return end
+        # time never goes back
         state.clock.now = max(now, state.clock.now)
         if now == state.gemm.next:
             _gemm_event(work, state, rules)

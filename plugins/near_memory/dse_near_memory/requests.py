@@ -66,21 +66,25 @@ class Output:
 def channels_of(chunks: Ints, controller: Controller) -> Ints:
     """Find the channel of each chunk of `interleave_bytes`."""
     high, channel = chunks // controller.dram.channels, chunks % controller.dram.channels
+    # an exclusive or with a fixed number permutes the channels, so addresses stay unique
     return np.asarray(channel ^ _folded(high, controller.folds()))
 
 
 def _folded(number: Ints, table: Ints) -> Ints:
     """Exclusive or of the entries [768] of a table for the three low bytes of numbers."""
+    # a table for each of three bytes: 24 bits of address above the channel
     return np.asarray(table[number & 255] ^ table[256 + (number >> 8 & 255)] ^ table[512 + (number >> 16 & 255)])
 
 
 def lines_of_sample(first: int, count: int, controller: Controller) -> tuple[Ints, Ints]:
     """Lines of `count` from `first` that lie at sampled channels, from 0, and the place of their channel among them."""
     chunk_lines = controller.mapping.interleave_bytes // LINE_BYTES
+    # channels are found for whole chunks of the interleaving, not line by line
     chunks = np.arange(first // chunk_lines, (first + count - 1) // chunk_lines + 1)
     place = controller.sampled[channels_of(chunks, controller)]
     is_sampled = place >= 0
     lines = (chunks[is_sampled, None] * chunk_lines + np.arange(chunk_lines)).reshape(-1) - first
+    # the first and the last chunk may reach beyond the tensor
     inside = (lines >= 0) & (lines < count)
     return lines[inside], np.repeat(place[is_sampled], chunk_lines)[inside]
 
@@ -100,6 +104,7 @@ def place_in_channel(local: Ints, controller: Controller) -> Ints:
     """Find the place of a channel's lines: bits of the address count banks, those above a row's columns count rows."""
     bank, offset = _take_out(local, controller.bank_bits)
     row = offset * LINE_BYTES // controller.dram.row_bytes
+    # permutation-based interleaving: the row turns the bank, so that strides spread over banks
     if controller.mapping.bank_xor:
         bank = bank ^ row % (controller.dram.banks // controller.bank_groups) * controller.bank_groups
     return np.asarray(row * controller.dram.banks + bank)
@@ -123,6 +128,7 @@ def _take_out(local: Ints, bits: Sequence[int]) -> tuple[Ints, Ints]:
     """Number that rising bits of a channel's byte addresses form, and the lines' numbers without those bits."""
     number, left = np.zeros_like(local), local
     for place, bit in enumerate(bits):
+        # bits are counted in lines, and those taken out before have moved the others down
         low = bit - place - LINE_BYTES.bit_length() + 1  # bits below it are gone
         number = number | (left >> low & 1) << place
         left = left >> low + 1 << low | left & (1 << low) - 1
@@ -132,19 +138,23 @@ def _take_out(local: Ints, bits: Sequence[int]) -> tuple[Ints, Ints]:
 def gemm_reads(tiling: Tiling, controller: Controller, sets: int) -> Reads:
     """Lines of both operands, which follow one another, each at a page. sets: of a slice of the cache."""
     row, parts, every, base = tiling.element_bytes * tiling.k, [], 0, 0
+    # operands lie one after the other, each from a page on
     for side, (size, tile) in enumerate(((tiling.major, tiling.rows), (tiling.minor, tiling.cols))):
         count = -(-size * row // LINE_BYTES)
         lines, channel = lines_of_sample(base // LINE_BYTES, count, controller)
+        # numbers of panels: the major side first, then the minor side
         panel = lines * LINE_BYTES // row // tile + side * tiling.grid[0]
         # the last step has what is left of k
         step = np.minimum(lines * LINE_BYTES % row // (tiling.depth * tiling.element_bytes), tiling.steps - 1)
         parts.append((panel * tiling.steps + step, lines + base // LINE_BYTES, channel))
         every, base = every + count, base + -(-size * row // _ALIGN) * _ALIGN
     block, line, channel = (np.concatenate(part) for part in zip(*parts, strict=True))
+    # sorted by block, so that a block is a slice; stable, so that lines keep their addresses' order
     order = np.argsort(block, kind="stable")
     first = np.searchsorted(block[order], np.arange(sum(tiling.grid) * tiling.steps + 1))
     line, channel = line[order], channel[order]
     where, entry = place_in_cache(line, channel, controller, sets)
+    # sampled channels stand for all: traffic is scaled by this ratio
     return Reads(first, channel, place_of(line, controller), where, entry, every / max(1, len(line)))
 
 
@@ -162,9 +172,11 @@ def share_out(tiling: Tiling) -> Shares:
     down, along = tiling.grid
     tile, units = np.arange(down * along), tiling.units
     at = tiling.unit_of(tile)
+    # unique: tiles of a unit that share a panel read it once
     needs = np.unique(np.stack([np.tile(at, 2), np.concatenate([tile // along, down + tile % along])]), axis=1)
     tiles = np.bincount(at, minlength=units)
     first, panels = np.searchsorted(needs[0], np.arange(units + 1)), np.ascontiguousarray(needs[1])
+    # a CU with several tiles takes as many times as long for a step
     return Shares(first, panels, tiles * np.float64(tiling.tile_s / tiling.steps * 1e9))
 
 
@@ -174,6 +186,7 @@ def output_lines(tiling: Tiling, addresses: AddressMap, controller: Controller, 
     entries: of the tracker. sets: of a slice of the cache.
     """
     row = tiling.element_bytes * tiling.k
+    # the output comes after both operands, each padded to pages
     operands = sum(-(-side * row // _ALIGN) * _ALIGN for side in (tiling.major, tiling.minor))
     begin = operands // LINE_BYTES
     lines, channel = lines_of_sample(begin, addresses.lines, controller)
@@ -188,8 +201,10 @@ def output_lines(tiling: Tiling, addresses: AddressMap, controller: Controller, 
     # row by row of all tiles of a unit: wavefronts of a CU store at the same time
     order = np.lexsort((minor, tile, major % tiling.rows, unit))
     stores_first = np.searchsorted(unit[order], np.arange(tiling.units + 1))
+    # wavefronts of a workgroup have bands of rows of equal height
     band = major % tiling.rows * controller.wavefronts // tiling.rows
     keys = (tile * controller.wavefronts + band) * len(addresses.ranges) + chunk
+    # a region is what one wavefront makes of one chunk
     regions, region = np.unique(keys, return_inverse=True)
     region_chunk = regions % len(addresses.ranges)
     region_tile = regions // len(addresses.ranges) // controller.wavefronts

@@ -41,6 +41,7 @@ from simulators.workloads.operators import Workload
 _NS = 1e9
 _RS, _AG = fields.REDUCE_SCATTER, fields.ALL_GATHER
 _POLICIES = {"fcfs": fields.FCFS, "fair": fields.FAIR, "compute_first": fields.COMPUTE_FIRST}
+# more stores than any queue could hold
 _UNBOUNDED = 10**9
 _TIMES = ("trcd", "trp", "tras", "trrd", "twr", "to_write", "to_read", "trefi", "trfc")
 PARTS = ("GEMM reads", "GEMM writes", "RS reads", "RS writes", "AG reads", "AG writes")
@@ -85,9 +86,11 @@ class SubLayer:
         """Simulate all of it. Raises ValueError where a chunk has no line at the sampled channels."""
         if self.schedule.reduction != "ideal":
             return self._outcome(self.run())
+        # ideal: both run alone, each with the whole memory system
         gemm = self._run(self._map, [])
         moved = self._run(self._map, self._by_kernels(streamed=self._near), gemm=False)
         alone, both = self._outcome(gemm), self._outcome(moved)
+        # stores that bypass the cache end after the GEMM; with a cache they are hidden in it
         end = gemm.state.gemm.end if gemm.rules.cached else gemm.state.gemm.stored
         seconds = max(float(end) / _NS, both.reduce_s) + both.gather_s
         traffic = {name: alone.traffic[name] + both.traffic[name] for name in PARTS}
@@ -124,6 +127,7 @@ class SubLayer:
         if llc is None:
             raise ValueError("waves of requests need system.gpu.llc")
         slices, line_bytes = self.controller.dram.channels * self.controller.slices, self.controller.cache_line_bytes
+        # sets of one slice of one channel
         return max(1, round(llc.bytes / (slices * line_bytes * llc.ways)))
 
     @property
@@ -137,12 +141,14 @@ class SubLayer:
         entries = int(tracker.num_entries) if tracker else 1
         lines = lambda: output_lines(tiling, addresses, controller, entries, sets)  # noqa: E731
         output = _OUTPUTS.get(lines, controller, key=(tiling, addresses, entries, sets))
+        # a step without lines would have nothing to send, and the steps after it would wait for its end
         if np.any(np.diff(output.chunk_first) == 0):
             raise ValueError("a chunk has no line at the sampled channels: sample more of them")
         reads = _READS.get(lambda: gemm_reads(tiling, controller, sets), controller, key=(tiling, sets))
         shares = _SHARES.get(lambda: share_out(tiling), key=tiling)
         updates = self._near and self.schedule.reduction != "serial"
         rules = self._rules(tiling, entries, tracked=tracked, gemm=gemm, cached=not updates)
+        # the most panels of any unit: the linked lists of waiting CUs need that many places
         rules = rules._replace(needs=int(np.diff(shares.need_first).max()))
         steps = self._with_paces(program, tracked=tracked)
         work = _work(reads, output, addresses, steps, shares=shares)
@@ -159,6 +165,7 @@ class SubLayer:
         burst, columns = controller.burst_s * _NS, LINE_BYTES / controller.column_bytes
         share = controller.sampled_channels / dram.channels
         update_columns = float(gpu.pim.update_columns) if gpu.pim is not None else 1.0
+        # two columns of a request pass one bank group one after the other
         group = columns * controller.tccdl_s * _NS
         times = {name: getattr(dram, f"{name}_s") * _NS for name in _TIMES}
         policy, guaranteed = self.schedule.arbitration, self.schedule.guaranteed_share
@@ -190,6 +197,7 @@ class SubLayer:
             tracked=int(tracked),
             sets=entries,
             ways=controller.wavefronts,
+            # the tracker counts lines of all channels: only one spill in so many falls on a sampled one
             spill_every=max(1, round(1 / share)),
             steps=tiling.steps,
             units=tiling.units if gemm else 0,
@@ -203,6 +211,7 @@ class SubLayer:
         """
         gpu, link, kernel = self.system.gpu, float(self.system.node.link_bytes_per_s), self._kernel_rate()
         updates = self._near and self.schedule.reduction == "ideal"
+        # tracked: by DMA, at most at the link's rate; ideal with updates: at the link's; else by kernels
         reduces = min(link, float(gpu.dma.bytes_per_s)) if tracked else link if updates else kernel
         sums, share = float(gpu.cu_copy.num_cus * gpu.cu_copy.bytes_per_s_per_cu), self.controller.sampled_channels
         rates = [
@@ -210,6 +219,7 @@ class SubLayer:
             else kernel if step.phase == _AG else reduces
             for step in program
         ]  # fmt: skip
+        # sampled channels carry their share of the link only
         paces = LINE_BYTES / (np.array(rates, float) * share / self.controller.dram.channels) * _NS
         return [step._replace(pace=pace) for step, pace in zip(program, paces.tolist(), strict=True)]
 
@@ -233,6 +243,7 @@ class SubLayer:
             turns=int(state.counts.turns) / total,
             spills=int(state.tracker.spills),
             peak_entries=int(state.tracker.peak),
+            # each request holds its channel's bus for one burst
             busy=total * run.rules.burst / run.rules.channels / _NS / seconds,
             occupancy=max(0.0, float(state.arbiter.occupancy)),
             rule=int(state.arbiter.rule),
@@ -262,11 +273,13 @@ class Run:
         parts = dict.fromkeys(PARTS, 0.0)
         lines = [part.lines for part in self.addresses.ranges]
         if self.gemm:
+            # reads depend on the cache, so they are counted and scaled; the rest follows from the map
             parts["GEMM reads"] = float(self.served[fields.READ].sum() * self.every_line * LINE_BYTES)
             parts["GEMM writes"] = float(self.addresses.updates()[0] * LINE_BYTES)
         for step in self.work.program:
             name = "AG" if step.phase == _AG else "RS"
             sent, came, sums = lines[step.source], lines[step.target], int(step.sums)
+            # a sum reads both operands, and writes the incoming line and the result
             parts[f"{name} reads"] += float((int(step.reads) * sent + 2 * sums * came) * LINE_BYTES)
             parts[f"{name} writes"] += float((1 + sums) * came * LINE_BYTES)
         return parts
@@ -296,7 +309,9 @@ class Step(NamedTuple):
 
 def _tracked(gpus: int) -> list[Step]:
     """Steps of T3: the first chunk comes from the neighbour's GEMM, others by DMA commands; then the all-gather."""
+    # the neighbour's first chunk arrives as this GPU's leaves: source 0 becomes target 1
     first = Step(0, 1, reads=0, after=fields.AFTER_STEP, updates=1, from_gemm=1)
+    # each command waits for its chunk, and adds it to the neighbour's next one
     sent = [Step(chunk, chunk + 1, reads=1, after=fields.AFTER_CHUNK, updates=1) for chunk in range(1, gpus - 1)]
     return [first, *sent, *_gather_steps(gpus)]
 
@@ -309,10 +324,13 @@ def _by_kernels(gpus: int, near_memory: bool, *, streamed: bool, sums_last: bool
     """
     steps = []
     for hop in range(1, gpus):
+        # from the second hop on a kernel reads two operands, unless memory adds
         reads = 0 if hop == 1 and streamed else 1 if near_memory or hop == 1 else 2
         after = fields.AFTER_ALL if hop == 1 else fields.AFTER_STEP
+        # the last chunk is not sent on, so a kernel may add it as it arrives
         sums = int(hop == gpus - 1 and not near_memory and not sums_last)
         steps.append(Step(hop - 1, hop, reads=reads, after=after, updates=int(near_memory), sums=sums))
+    # source and target are equal: a sum within the GPU, without the link
     final = [Step(gpus - 1, gpus - 1, reads=2, after=fields.AFTER_STEP)] if sums_last and not near_memory else []
     return [*steps, *final, *_gather_steps(gpus)]
 
@@ -368,6 +386,7 @@ def _state(work: Work, rules: Rules, output: Output, addresses: AddressMap, cach
     """
     sets, ways, sectors = cache
     incoming = np.array([part.incoming for part in addresses.ranges])
+    # one by this GPU unless the chunk is the neighbour's, and one that comes in
     expected = 1 - work.away + incoming  # updates of a line by its chunk
     left = np.bincount(output.region, weights=expected[output.chunk], minlength=len(output.region_set))
     stores = int((1 - work.away[output.chunk]).sum()) if rules.cus else 0
@@ -423,7 +442,9 @@ def _capacity(work: Work, rules: Rules, output: Output) -> int:
     moved = np.zeros(rules.channels, np.int64)
     for step in work.program:
         moved += step.reads * lines[step.source]
+        # a line that is summed is written twice and read twice
         moved += (1 + 3 * step.sums) * lines[step.target]
     spilled = 4 * len(output.line) // rules.spill_every + 1 if rules.tracked else 0  # two for each of two updates
     reads = rules.cus * rules.needs * int(np.diff(work.read_first).max())
+    # rings take places by a mask
     return 1 << int(max(moved.max() + spilled, lines.sum(axis=0).max(), reads)).bit_length()

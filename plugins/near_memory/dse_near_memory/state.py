@@ -27,7 +27,9 @@ LAST_READ = 1
 GEMM_ALONE, REDUCE_SCATTER, ALL_GATHER = range(3)
 """Phases of requests: of the GEMM, and of collectives."""
 KINDS, PHASES = 4, 3
+# finite and not inf, so that sums with it stay comparable
 NEVER = 1e300
+# before any time constraint of a run
 LONG_AGO = -1e9
 SECTOR_BITS = 6
 MOST_SECTORS = 1 << SECTOR_BITS

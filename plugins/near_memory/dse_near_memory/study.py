@@ -76,6 +76,7 @@ class T3Requests(T3):
         tracker = ScheduleSystem.of(run.config["system"]).gpu.tracker
         entries = tracker.num_entries if tracker else None
         size = tracker.num_entries * tracker.bytes_per_entry / 1e3 if tracker else None
+        # T3's claim is on the main models
         ratios = [ratio for name, ratio in self._read_ratios(run).items() if name.partition("-")[0] in MAIN]
         reads = geometric_mean(ratios) if ratios else None
         findings = {
@@ -88,6 +89,7 @@ class T3Requests(T3):
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
         """Figures of `study=t3`: sub-layers with T3-MCA by its rule, policies with all thresholds."""
+        # arbitration shows all thresholds, other figures the one that T3's rule takes
         for rows, swept in ((by_rule(table), False), (table, True)):
             yield from (pair for pair in super().figures(rows, timelines) if (pair[0] == "arbitration") == swept)
 
@@ -138,6 +140,7 @@ def by_rule(table: pd.DataFrame) -> pd.DataFrame:
 
 def _is_ruled(table: pd.DataFrame) -> pd.Series[bool]:
     """Tell whether a point's threshold is the rule's; as many as a queue holds are no limit."""
+    # thresholds beyond the queue act alike
     matches: pd.Series[bool] = table[_LIMIT].clip(upper=table[_QUEUE]) == table["rule_threshold"]
     return matches
 
@@ -147,6 +150,7 @@ def compare_thresholds(table: pd.DataFrame) -> pd.DataFrame:
 
     queue_found: what the rule goes by. regret: time by the rule over the best, less 1.
     """
+    # sorted by time, so that the first of each scenario is the best threshold
     points = table[(table["status"] == "ok") & (table["schedule.name"] == "t3_mca")]
     points = points[points[_LINK] == points[_LINK].max()].sort_values("makespan_s", kind="stable")
     best = points.drop_duplicates("scenario")[["scenario", "speedup", _LIMIT]]
@@ -174,10 +178,13 @@ def beside_fluid(config: Mapping[str, Any], table: pd.DataFrame) -> pd.DataFrame
     trees = requests.scenarios({name: config[name] for name in ("system", "workload", "schedule", "controller")})
     batches = []
     for row in ok.to_dict("records"):
+        # the fluid model has no controller
         tree: Any = {name: part for name, part in trees[row["scenario"]].items() if name != "controller"}
         tree["schedule"] = dict(option_tree("schedule", row["schedule.name"]))
+        # NaN: the schedule takes no threshold
         if np.isfinite(row[_LIMIT] or np.nan):
             tree["schedule"]["occupancy_threshold"] = int(row[_LIMIT])
+        # a copy: trees of a scenario share their parts
         tree["system"] = copy.deepcopy(tree["system"])
         set_path(tree, _LINK, row[_LINK])
         batches.append(Batch(fluid.design(tree)))

@@ -59,10 +59,12 @@ class Tiling:
     def units(self) -> int:
         """Groups of tiles that a CU takes at once."""
         tiles = self.grid[0] * self.grid[1]
+        # full waves keep all CUs busy; in the last one fewer tiles than CUs may be left
         return (self.waves - 1) * self.concurrent + min(self.concurrent, tiles - (self.waves - 1) * self.wave)
 
     def unit_of(self, tile: Ints) -> Ints:
         """Find the unit of tiles, in the order of launch: CUs take those of a wave one by one, and again."""
+        # tiles of a wave go to CUs in turn, so a CU has tiles that are `concurrent` apart
         return np.asarray(tile // self.wave * self.concurrent + tile % self.wave % self.concurrent)
 
     @cached_property
@@ -72,6 +74,7 @@ class Tiling:
         used = list[tuple[range, Sequence[int]]]()
         for wave in range(self.waves):
             first, last = wave * self.wave, min((wave + 1) * self.wave, down * along) - 1
+            # at most one row of tiles: a wave of several rows uses every column
             columns = [tile % along for tile in range(first, min(last, first + along - 1) + 1)]
             used.append((range(first // along, last // along + 1), sorted(columns)))
         return used
@@ -89,6 +92,7 @@ class Tiling:
     def panel_bytes(self, side: int, panel: int) -> int:
         """Bytes of a panel of the major (0) or the minor (1) side, which the edge of the matrix may cut."""
         size, tile = ((self.major, self.rows), (self.minor, self.cols))[side]
+        # the last panel may be cut by the edge
         return self.element_bytes * self.k * (min(size, (panel + 1) * tile) - panel * tile)
 
 
@@ -104,8 +108,10 @@ def tile_gemm(gpu: Gpu, shape: tuple[int, int, int], *, precision: str) -> Tilin
     rows, cols, rounds = int(kernel.rows), int(kernel.cols), float(kernel.waves)
     numbers = (int(ELEMENT_BYTES[precision]), int(gpu.num_cus * gpu.gemm.workgroups_per_cu), int(gpu.num_cus))
     element, wave, cus = numbers
+    # a kernel's time is that of its rounds, each a tile on every CU
     tile_s, depth = float(kernel.compute_s) / rounds, int(gpu.gemm.tile_depth)
     down = Tiling(m, n, k, element, rows, cols, wave, cus, tile_s, depth)
+    # the transposed problem: the other side is dealt out first
     along = Tiling(n, m, k, element, cols, rows, wave, cus, tile_s, depth)
     # libraries pick the order by size alone, and do not know the cache
     return min((down, along), key=lambda tiling: tiling.asked_bytes)

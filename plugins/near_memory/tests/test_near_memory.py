@@ -96,7 +96,7 @@ def test_a_map_with_a_gap_is_refused() -> None:
         AddressMap(tuple(parts))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @settings(max_examples=20, deadline=None)
 @given(
     shape=sizes,

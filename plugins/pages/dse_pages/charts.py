@@ -16,6 +16,7 @@ from dse_pages.points import MOST_LOOKS, Column, PagePoints
 
 Spec = dict[str, Any]
 HEIGHT = 380
+# pixels before the scale of `vega.png`; "container", as in a page, has no width without a browser
 _PRINTED_WIDTH = 640
 _ZOOM = "wheel![event.ctrlKey || event.metaKey]"  # the wheel alone scrolls the page
 _BELOW = 18  # pixels below an axis: where lines without a value go
@@ -25,6 +26,7 @@ _CONFIG: Spec = {
     "legend": {"labelFontSize": 12, "titleFontSize": 12, "labelLimit": 320, "symbolSize": 80},
     "view": {"stroke": "#bbb"},
 }
+# units that take a prefix of the SI in front of their symbol; a ratio, a fraction and a count take none
 _SI = {"s": "s", "byte": "B", "B": "B", "flop": "FLOP", "J": "J", "W": "W", "Hz": "Hz"}
 
 
@@ -38,6 +40,7 @@ def number_label(unit: str, value: str = "datum.value") -> str:
         return f"format(100 * {value}, '.3~g') + ' %'"
     if unit == "x":
         return f"format({value}, '.3~g') + '×'"
+    # d3 writes the prefix right behind the digits ("16m"): a space is put before it, the minus sign of d3 is U+2212
     if unit in _SI:
         return f"replace(format({value}, '.3~s'), /([^-−.0-9]?)$/, ' $1') + '{_SI[unit]}'"
     return f"abs({value}) < 1e4 ? format({value}, '.4~g') : format({value}, ',.0f')"
@@ -65,10 +68,12 @@ def colouring(column: Column | None, *, legend: bool = True) -> Spec:
         return {"color": {"value": "#0f7dc2"}}
     entry = column.json()
     if "colours" not in entry:
+        # more values than colours and markers can separate: one colour for all
         return {"color": {"value": "#0f7dc2"}}
     labels = _look_up(entry)
     shown = {"orient": "bottom", "columns": 3, "labelExpr": labels} if legend else None
     common = {"field": column.id, "type": "nominal", "title": column.title, "legend": shown}
+    # domain and range are fixed, so that a filter which removes a text does not shift the colours of the others
     scales = {name: {"domain": entry["categories"], "range": entry[f"{name}s"]} for name in ("colour", "shape")}
     return {"color": {**common, "scale": scales["colour"]}, "shape": {**common, "scale": scales["shape"]}}
 
@@ -92,6 +97,7 @@ def scatter(x: Column, y: Column, colour: Column | None, tooltip: Sequence[Colum
             "size": highlighted,
             "opacity": {"condition": {"test": "datum.front == 1", "value": 1}, "value": 0.35},
             "stroke": {"condition": {"test": "datum.front == 1", "value": "#111"}, "value": None},
+            # drawn last, so that other points do not cover the front
             "order": {"field": "front", "type": "quantitative"},
             "tooltip": [_tip(column) for column in tooltip],
         },
@@ -113,12 +119,14 @@ def _density() -> Spec:
 
 
 def _tip(column: Column) -> Spec:
+    # the page writes `<id>_text` with the unit; the raw number would have all its digits
     return {"field": column.id if column.is_text else f"{column.id}_text", "type": "nominal", "title": column.title}
 
 
 def histogram(column: Column) -> Spec:
     """Number of points by value of a metric: all of them in grey, those that match in blue."""
     bars: Spec = {"x": axis(column, logarithmic=column.is_logarithmic)}
+    # counted before (`low`, `high` of each bin): the page does not hold the rows from which they come
     bars["x"] |= {"field": "low", "bin": "binned"}
     bars["x2"] = {"field": "high"}
     tooltip = [{"field": "text", "type": "nominal", "title": column.title}]
@@ -154,6 +162,7 @@ def parallel(axes: Sequence[Column], colour: Column | None) -> Spec:
     ]
     scales += [_value_scale(column) for column in axes]
     shown = colouring(colour)["color"]
+    # a specification of Vega, not of Vega-Lite (which has no brush per axis here): scales are named by hand
     if "scale" in shown:
         scale = shown["scale"]
         scales.append({"name": "colour", "type": "ordinal", "domain": scale["domain"], "range": scale["range"]})
@@ -186,6 +195,7 @@ _TITLE_WIDTH = 15  # characters, with which twelve axes fit a page
 
 def _value_axis(column: Column) -> Spec:
     shown: Spec = {"scale": f"y_{column.id}", "orient": "left", "labelLimit": 110, "labelOverlap": True, "tickCount": 5}
+    # an axis stands at an edge: its offset, outwards from there, moves it to the place of its column
     shown |= {"offset": {"scale": "place", "value": column.id, "mult": -1}, "titleAnchor": "end"}
     lines = textwrap.wrap(column.title, _TITLE_WIDTH)
     shown |= {
@@ -198,6 +208,7 @@ def _value_axis(column: Column) -> Spec:
     }
     entry = column.json()
     text = _look_up(entry) if "labels" in entry else number_label(column.unit)
+    # a text of a long list has no short label and keeps Vega's own
     if "labels" in entry or not column.is_text:
         shown["encode"] = {"labels": {"update": {"text": {"signal": text}}}}
     return shown
@@ -210,11 +221,14 @@ def _height(column: Column) -> str:
 
 
 def _lines(axes: Sequence[Column], stroke: Spec) -> Spec:
+    # an SVG path through all axes: M to the first one, L to each next one
     steps = [f"(scale('place', '{column.id}')) + ',' + {_height(column)}" for column in axes]
     path = "'M' + " + " + 'L' + ".join(steps)
+    # no brush on an axis: every line fits there
     fits = [f"(!brush_{column.id} || inrange({_height(column)}, brush_{column.id}))" for column in axes]
     inside = " && ".join(fits)
     update = {
+        # in `update`, as a change of the size or of a brush moves lines that exist
         "path": {"signal": path},
         "strokeOpacity": {"signal": f"{inside} ? (datum.front ? 0.95 : 0.35) : 0.04"},
         "strokeWidth": {"signal": "datum.front ? 1.8 : 1"},
@@ -255,6 +269,7 @@ def _handles(column: Column) -> list[Spec]:
         "stroke": {"value": "#0f7dc2"},
         "strokeOpacity": {"signal": f"{name} ? 1 : 0"},
     }
+    # the place below the axis where lines without a value end
     none: Spec = {"x": {"scale": "place", "value": column.id}, "y": {"signal": f"height + {_BELOW}"}}
     fixed = {"text": "none", "align": "right", "dx": -4, "baseline": "middle", "fill": "#333"}
     none |= {name: {"value": value} for name, value in fixed.items()}
@@ -288,6 +303,7 @@ def rows_of(points: PagePoints, taken: Mapping[str, Any]) -> list[dict[str, Any]
 
 def draw(spec: Spec, rows: Sequence[Mapping[str, Any]]) -> bytes:
     """A chart of rows as PNG, for paper and for browsers without scripts; b"" where the engine cannot run."""
+    # without a page no counts of cells exist, so the density is left out; a picture has no zoom and no tooltip either
     layers = [layer for layer in spec["layer"] if layer["data"]["name"] == "points"]
     layers = [{**layer, "data": {"values": list(rows)}, "params": []} for layer in layers]
     for layer in layers:
@@ -298,4 +314,5 @@ def draw(spec: Spec, rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 def choices(columns: Sequence[Column]) -> list[Column]:
     """Columns of few texts, which colours can tell apart."""
+    # a single value would colour every point alike
     return [column for column in columns if 1 < len(column.categories) <= MOST_LOOKS]

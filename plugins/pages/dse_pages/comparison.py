@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NAME = "compare.html"
+# rows that the page holds; more of them make it slow to open
 _MOST_MATCHES = 4_000
 
 
@@ -51,6 +52,7 @@ def match_points(first: FinishedRun, second: FinishedRun) -> pd.DataFrame:
     import pandas as pd
 
     goals = [name for name in first.goals if name in second.goals]
+    # a knob that one run alone records is no part of the match
     knobs = [path for path in first.recorded_paths if path in second.recorded_paths]
     place = ["scenario", *knobs]
     ours, theirs = (_rows(run, place, goals) for run in (first, second))
@@ -61,7 +63,9 @@ def match_points(first: FinishedRun, second: FinishedRun) -> pd.DataFrame:
         values = [both.pop(f"{name} ({letter})") for letter in "AB"]
         for letter, column in zip("AB", values, strict=True):
             both[f"{words(name)} ({letter})"] = column
+        # no ratio over zero: NaN, which charts leave out
         both[f"{words(name)}, B over A"] = values[1] / values[0].where(values[0] != 0)
+    # points of a front are what is asked about: they survive the limit; a stable sort keeps the order of the rest
     few = both.sort_values("on_front", ascending=False, kind="stable").head(_MOST_MATCHES)
     few.attrs["total"] = len(both)
     return few.reset_index(drop=True)
@@ -74,6 +78,7 @@ def _rows(run: FinishedRun, place: Sequence[str], goals: Sequence[str]) -> pd.Da
     for path in place:
         if table[path].dtype.kind not in "iufb":
             table[path] = table[path].astype("string")
+    # a place with several rows has no single partner: none of them is kept
     return table.drop_duplicates(list(place), keep=False)
 
 

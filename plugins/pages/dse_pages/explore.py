@@ -32,8 +32,10 @@ from dse_pages.points import PagePoints, read_points
 from dse_pages.query import Explorer, PageQuery
 from dse_pages.views import begin, content
 
+# texts that no chart shows: not read, as a million of them take memory and time
 _UNSHOWN = ("reason", "engine", "baseline")
 _MOST_QUESTION = 100_000  # characters of an address
+# the browser neither guesses a type, frames the page, sends its address on, nor keeps rows on disk
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -92,10 +94,12 @@ class ExplorerSite:
 class Server(ThreadingHTTPServer):
     """A site on 127.0.0.1."""
 
+    # an open connection of a browser does not hold up the end by Ctrl-C
     daemon_threads = True
 
     def __init__(self, site: ExplorerSite, port: int) -> None:
         self.site = site
+        # the loopback address alone: other machines of the network cannot connect
         super().__init__(("127.0.0.1", port), _Handler)
 
     @property
@@ -115,10 +119,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with the page or with rows; anything else is not there."""
+        # DNS rebinding: a foreign name that resolves to 127.0.0.1 arrives with that name in Host
         if self.headers.get("Host", "") not in self.server.hosts:
             return self._answer(403, b"this server is for 127.0.0.1 only", "text/plain")
         parts, site = urlsplit(self.path), self.server.site
         token, _, rest = parts.path.removeprefix("/").partition("/")
+        # compared in constant time, as the duration of a plain comparison would betray the token letter by letter
         if len(self.path) > _MOST_QUESTION or not hmac.compare_digest(token.encode(), site.token.encode()):
             return self._answer(404, b"not here: open the address that was printed", "text/plain")
         try:
@@ -126,6 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._answer(200, site.page, "text/html")
             if rest == "rows":
                 return self._answer(200, site.rows(parse_qs(parts.query).get("q", [""])[0]), "application/json")
+        # the reason is not repeated: it would hold text of the request
         except (ConfigError, ValidationError):
             return self._answer(400, b"not understood", "text/plain")
         return self._answer(404, b"not here", "text/plain")
@@ -155,6 +162,7 @@ def find_table(root: Path, run: str) -> ExplorerTable:
             way = "run a study first, or name a results.parquet"
             raise ConfigError([Problem("run", f"has no finished run below {root}/", way_out=way)])
         run = newest.parent.parent.name
+    # a table alone has no summary: no goals and no units are known
     if run.endswith(".parquet"):
         return ExplorerTable(run, Path(run), {})
     finished = FinishedRun.find(root, run, "run")
@@ -167,6 +175,7 @@ def command(words: Sequence[str]) -> int:
 
     Raises ConfigError.
     """
+    # a path to a table may hold an equals sign, which otherwise marks an option
     runs = [word for word in words if "=" not in word or word.endswith(".parquet")]
     options = pairs(
         [word for word in words if word not in runs], {"port": "0", "open": "auto", "output_dir": "outputs"}
@@ -207,6 +216,7 @@ def _serve(site: ExplorerSite, options: Mapping[str, str], began: float) -> int:
     count = len(site.explorer.points)
     print(f"{site.table.name}: {count:,} points with a result, ready after {time.monotonic() - began:.1f} s")
     print(f"{server.address}  (Ctrl-C stops it)", flush=True)
+    # output that is piped belongs to a script, which opens no browser
     if options["open"] == "true" or (options["open"] == "auto" and sys.stdout.isatty()):
         webbrowser.open(server.address)
     with server:

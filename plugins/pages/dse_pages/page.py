@@ -42,9 +42,11 @@ def render(template: str, content: Mapping[str, Any], *, scripts: Iterable[str] 
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     texts = tuple(scripts)
+    # an HTML parser ends a script at these in the middle of a string; it also rewrites CR, which would change the hash
     if any("</script" in text.lower() or "<!--" in text or "\r" in text for text in texts):
         raise ValueError("a script must not hold </script, <!-- or a carriage return")
     environment = Environment(
+        # StrictUndefined: a misspelt name in a template raises instead of leaving a gap in the page
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
@@ -70,5 +72,6 @@ def write(path: Path, text: str) -> Path:
 
 
 def _hash_source(text: str) -> str:
+    # the form that Content Security Policy asks for: SHA-256 of the exact text of the element, in base64
     digest = hashlib.sha256(text.encode("utf-8")).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"

@@ -17,6 +17,7 @@ from dse.results import output_files
 
 MOST_BYTES = 1_200_000
 """Bytes that all figures of a page take together; what is more is linked."""
+# a PNG of a folder from elsewhere may decompress to gigabytes
 _MOST_PIXELS = 40_000_000
 _MOST_COLOURS = 256
 _HARMLESS = "/:=(),;!?@&*+-._~' "  # characters that a data URI in quotes may hold as they are
@@ -80,6 +81,7 @@ def _svg(path: Path) -> str:
         text = output_files.text(path.with_name(f"{path.name}.svg"))
     except (ConfigError, OSError):
         return ""
+    # runs of whitespace mean nothing in an SVG; percent-encoded they would take three bytes each
     return "data:image/svg+xml," + quote(re.sub(r"\s+", " ", text), safe=_HARMLESS)
 
 
@@ -92,10 +94,12 @@ def _webp(path: Path) -> str:
             image = Image.open(file, formats=["PNG"])
             if image.width * image.height > _MOST_PIXELS:
                 return ""
+            # dithering would add noise to flat areas, which then compress badly
             few = image.convert("RGB").quantize(_MOST_COLOURS, dither=Image.Dither.NONE).convert("RGB")
     except (ConfigError, OSError, ValueError, SyntaxError):  # a damaged file has no picture
         return ""
     packed = io.BytesIO()
+    # for a lossless WebP `quality` is the effort of compression, not a loss
     few.save(packed, "WEBP", lossless=True, quality=50, method=4)
     return data_uri(packed.getvalue(), "image/webp")
 

@@ -23,6 +23,7 @@ MOST_LOOKS = 24
 MOST_CATEGORIES = 500
 """Values of a column of texts that can be chosen one by one."""
 _ABOUT = ("key", "status", "reason", "engine", "baseline", "on_front", "explored", "promoted")
+# a dash for an empty text or a null, as a category of its own that can be filtered
 _MISSING = "–"
 _MARKER_SHAPES = {
     "o": "circle",
@@ -75,6 +76,7 @@ class Column:
     @property
     def is_logarithmic(self) -> bool:
         """True if the values span so many decades that a linear axis hides the small ones."""
+        # beyond a factor of 50 a linear axis squeezes the small values into its first fiftieth
         return self.low > 0 and self.high > 50 * self.low
 
     def json(self) -> dict[str, Any]:
@@ -126,6 +128,7 @@ class PagePoints:
     def take(self, rows: NDArray[Any], columns: Sequence[Column]) -> dict[str, Any]:
         """Some rows of some columns, ready for JSON: `front`, `keys` (their first letters), and values by id."""
         taken: dict[str, Any] = {column.id: _plain_list(self.values[column.id][rows]) for column in columns}
+        # `rows` counts rows with a result, `self.rows` maps them to the table; eight letters suffice to find a point
         keys = [str(key)[:8] for key in self.keys.take(self.rows[rows]).to_pylist()]
         return {"front": self.front[rows].astype(int).tolist(), "keys": keys, "values": taken}
 
@@ -141,6 +144,7 @@ def read_points(table: pa.Table, summary: Mapping[str, Any]) -> PagePoints:
     for number, name in enumerate(names):
         kind = {"id": f"c{number}", "name": name, "title": titles[name], "role": _role(name, table, summary)}
         unit, goal = summary.get("units", {}).get(name, ""), summary.get("goals", {}).get(name, "")
+        # where the study declares a knob `serial`, an empty value in a row stands for that choice
         missing = SERIAL if summary.get("declared", {}).get(name) == SERIAL else _MISSING
         column, data = _column(table.column(name), rows, {**kind, "unit": unit, "goal": goal}, missing=missing)
         if _is_of_use(column):
@@ -172,11 +176,13 @@ def _keys(table: pa.Table) -> Any:
 def _is_of_use(column: Column) -> bool:
     if column.role in ("scenario", "objective"):
         return True
+    # a column that never varies would only take room in every menu
     return column.varies and len(column.categories) <= MOST_CATEGORIES
 
 
 def plain(value: float) -> float | None:
     """A number of six digits; None for what JSON does not know."""
+    # six digits are finer than a pixel; all seventeen of a double would swell the page
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
@@ -195,6 +201,7 @@ def _role(name: str, table: pa.Table, summary: Mapping[str, Any]) -> str:
         return "objective"
     if name in summary.get("knobs", ()):
         return "knob"
+    # a path of the configuration has dots and names a setting; a metric is a plain name with floats
     if "." in name or not kinds.is_floating(table.schema.field(name).type):
         return "setting" if "knobs" in summary else "knob"
     return "relation" if name in summary.get("shown", ()) else "metric"
@@ -212,8 +219,10 @@ def _column(
     if not (kinds.is_string(values.type) or kinds.is_large_string(values.type) or kinds.is_dictionary(values.type)):
         return _number_column(values, rows, named)
     coded = values.combine_chunks()
+    # dictionary-encoded once by arrow, which takes a fraction of the time of a loop over a million texts
     coded = coded if kinds.is_dictionary(values.type) else coded.dictionary_encode()
     categories = [str(value) or missing for value in coded.dictionary.to_pylist()]
+    # nulls take the code after the last text
     codes = np.asarray(coded.indices.fill_null(len(categories)).to_numpy(zero_copy_only=False), np.int32)
     if coded.null_count:
         categories.append(missing)

@@ -20,7 +20,9 @@ from dse_pages.points import Column, PagePoints
 from dse_pages.views import parallel_axes, table_columns, tooltip_columns
 
 MOST_DRAWN = 2500
+# lines of the parallel coordinates; more of them only fill the area
 _MOST_CONTEXT = 600
+# cells along x and y: about 8 pixels high at the height of a chart (380)
 _CELLS = (72, 48)
 _BINS = 40
 _Id = Annotated[str, Field(pattern=r"^c[0-9]{1,5}$")]
@@ -69,6 +71,7 @@ class PageQuery(BaseModel):
 class Explorer:
     """Points to ask about. Its arrays are read only, so that several threads may ask at once."""
 
+    # filled when first asked for; two threads at once count the same bins twice and store equal arrays
     def __init__(self, points: PagePoints) -> None:
         self.points = points
         self._all_bins: dict[str, NDArray[np.intp]] = {}
@@ -77,6 +80,7 @@ class Explorer:
     def _order(self) -> NDArray[np.intp]:
         """Rows in the order in which they are drawn: fronts first, then by chance, the same every time."""
         shuffled = np.random.default_rng(0).permutation(len(self.points))
+        # stable: ~front sorts False (on a front) first and leaves the random order within either group
         return shuffled[np.argsort(~self.points.front[shuffled], kind="stable")]
 
     def column(self, name: str, *, numeric: bool = False) -> Column:
@@ -89,10 +93,12 @@ class Explorer:
     def answer(self, question: PageQuery) -> dict[str, Any]:
         """Answer a question, ready for JSON. Raises ConfigError for columns that there are not."""
         x, y = (self.column(name, numeric=True) for name in (question.x, question.y))
+        # filters alone: the faded lines of the parallel coordinates need rows that a brush excludes
         context = self._mask(question.filters)
         matching = context & self._mask(question.brushes)
         seen = matching & self._inside(question, x, y)
         drawn = self._sample(seen, MOST_DRAWN)
+        # every matching point is drawn: counts of cells under them would repeat the same
         complete = len(drawn) == int(np.count_nonzero(seen))
         shown = self._shown_columns(x, y)
         take = self.points.take
@@ -122,24 +128,28 @@ class Explorer:
             column, values = self.column(name), self.points.values[name]
             if column.is_text:
                 allowed = np.zeros(len(column.categories), bool)
+                # codes of a question are not trusted: a negative one would count from the end
                 allowed[[code for code in chosen.values or () if 0 <= code < len(allowed)]] = True
                 mask &= allowed[values]
             else:
+                # a comparison with NaN is False: a row without a value fits no range
                 mask &= (values >= chosen.low) & (values <= chosen.high)
         return mask
 
     def _inside(self, question: PageQuery, x: Column, y: Column) -> NDArray[np.bool_]:
-        """Marks of the rows in the part of the plane that is seen; a row without a value is nowhere."""
+        """Marks of the rows in the part of the plane that is seen; a row without a finite value is nowhere."""
         window = question.window or ViewWindow()
         mask = np.ones(len(self.points), bool)
         for column, ends in ((x, window.x), (y, window.y)):
             values = self.points.values[column.id]
+            # the ends of a range may come in either order
             low, high = sorted(ends) if ends else (-math.inf, math.inf)
-            mask &= (values >= low) & (values <= high)
+            mask &= np.isfinite(values) & (values >= low) & (values <= high)
         return mask
 
     def _sample(self, mask: NDArray[np.bool_], most: int) -> NDArray[np.intp]:
         """At most `most` of the marked rows, in the order in which they are drawn."""
+        # pieces double: few reads when most rows match, few rounds when hardly any does
         chosen, start, step = list[NDArray[np.intp]](), 0, 8 * most
         count = 0
         while count < most and start < len(self._order):  # by pieces: mostly the first ones are enough
@@ -153,11 +163,14 @@ class Explorer:
         """The first rows of the table of points."""
         rows = np.flatnonzero(mask)
         keys = self.points.values[self.column(question.sort.id).id][rows].astype(float)
+        # rows without a value come last in either direction
         keys = np.where(np.isnan(keys), math.inf, -keys if question.sort.down else keys)
         few = min(question.length, len(rows))
+        # partition is linear in the rows; only the few that are shown are sorted
         if few < len(rows):
             first = np.argpartition(keys, few)[:few]
             rows, keys = rows[first], keys[first]
+        # lexsort takes the primary key last; equal keys keep the order of the table
         return rows[np.lexsort((rows, keys))]
 
     def _histogram(self, column: Column, mask: NDArray[np.bool_]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
@@ -178,6 +191,7 @@ class Explorer:
             low, high = float(values.min()), float(values.max())
             places.append(_places(values, (low, high), number, logarithmic=column.is_logarithmic))
             edges.append(_edges((low, high), number, logarithmic=column.is_logarithmic))
+        # cells are numbered by rows of x: place = i * cells along y + j
         counts = np.bincount(places[0] * _CELLS[1] + places[1], minlength=_CELLS[0] * _CELLS[1])
         cells = np.flatnonzero(counts)
         (x, y), (i, j) = edges, np.divmod(cells, _CELLS[1])
@@ -193,6 +207,7 @@ def _edges(ends: tuple[float, float], number: int, *, logarithmic: bool) -> NDAr
     low, high = ends
     if logarithmic and low < high:
         return np.geomspace(low, high, number + 1)
+    # a constant column has no width: one is made from its value, or 1 where that is zero
     return np.linspace(low, high if high > low else low + (abs(low) or 1.0), number + 1)
 
 
@@ -202,6 +217,7 @@ def _places(values: NDArray[Any], ends: tuple[float, float], number: int, *, log
     if not low < high:
         return np.zeros(len(values), np.intp)
     shares = np.log(values / low) / math.log(high / low) if logarithmic else (values - low) / (high - low)
+    # the greatest value would fall into a bin after the last one
     return np.clip((shares * number).astype(np.intp), 0, number - 1)
 
 

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
 NAME = "report.html"
 _MOST_CELLS, _MOST_POINTS = 70_000, 5_000  # values and rows that are inside the page
+# rows of the table of constants; the page counts the rest, which are in provenance.json
 _MOST_FACTS = 400
 _MOST_WINNERS = 500
+# a cause of less than 1 % of every winner's time has no colour of its own
 _LEAST_SHARE = 0.01
 _FEW = 4  # values of a baseline that are named
 
@@ -40,6 +42,7 @@ def write_report(outputs: Outputs, *, has_charts: bool = True, drawn: Callable[[
     ConfigError where the folder is damaged.
     """
     if has_charts:
+        # the engine starts in its process while the tables are read
         vega.begin()
     shown = content(outputs, has_charts=has_charts, drawn=drawn)
     scripts = page.view_scripts("begin_inline.js") if shown["start"] else []
@@ -53,6 +56,7 @@ def content(outputs: Outputs, *, has_charts: bool = True, drawn: Callable[[], ob
     best = ranked_winners(summary, shown.table)
     first = str(best["scenario"].iloc[0]) if len(best) else ""
     views = _views(outputs, summary, first) if has_charts else _NO_VIEWS
+    # figures are drawn meanwhile; what follows lists their files
     drawn()
     claims = outputs.read_json("claims") if outputs.has("claims") else []
     return {
@@ -139,6 +143,7 @@ def read_run(outputs: Outputs, summary: Mapping[str, Any]) -> tuple[PagePoints, 
     from dse_pages.points import read_points
 
     with output_files.table(outputs.results) as table:
+        # wide tables get fewer rows: the product of rows and columns makes the size
         most = min(_MOST_POINTS, _MOST_CELLS // max(len(table.names), 1))
     chosen = select(outputs.results, summary["goals"], most)
     return read_points(pa.Table.from_pandas(chosen.table, preserve_index=False), summary), chosen
@@ -150,6 +155,7 @@ def _print_scatter(points: PagePoints, start: Start) -> str:
     from dse_pages import charts
 
     rows = np.arange(len(points))
+    # the picture on paper shows what the page shows first, which is one scenario
     if start.scenario and points.scenario is not None:
         code = points.scenario.categories.index(start.scenario)
         rows = np.flatnonzero(points.values[points.scenario.id] == code)
@@ -166,6 +172,7 @@ def _limits(limits: Mapping[str, Mapping[str, float]]) -> dict[str, Any] | None:
     """Shares of the time of every winner by what limits it, the largest of all first, each with its colour."""
     totals: Counter[str] = Counter()
     for shares in limits.values():
+        # summed over winners, so that colours are given out by what matters most overall
         totals.update({name: share for name, share in shares.items() if share >= _LEAST_SHARE})
     if not totals:
         return None

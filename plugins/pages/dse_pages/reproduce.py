@@ -29,7 +29,9 @@ from dse_pages import reproduction
 
 _ALL = "all"
 _TAIL = 4_000  # bytes of what a study says on its error stream that are kept
+# escape sequences and returns of progress bars, which mean nothing in a page
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\b]")
+# exit codes of `dse`: 2, 3 and 4 are fixed by the command line, others are unexpected
 _REASONS = {2: "its configuration was refused", 3: "too many of its points failed", 4: "the environment failed"}
 
 
@@ -62,14 +64,17 @@ class StudyEnd:
 
 def studies(folder: Path | None = None) -> list[ReproducedStudy]:
     """All studies, shipped and in a folder of the user's own, those of a paper together."""
+    # a user's folder comes last and overrides a shipped study of the same name
     folders = [*conf_dirs(), *([folder] if folder else [])]
     names = list_options("study", [folder] if folder else [])
     every = [ReproducedStudy(name, _paper(name, folders)) for name in names]
+    # studies without a paper come last
     return sorted(every, key=lambda study: (not study.paper, study.paper, study.name))
 
 
 def _paper(name: str, folders: Sequence[Path]) -> str:
     """The paper that a study names, or the one of the study that it is derived from."""
+    # the last folder wins, as when a study is run
     path = next((path for folder in reversed(folders) if (path := folder / "study" / f"{name}.yaml").is_file()), None)
     tree = load_yaml(path) if path else None
     if not isinstance(tree, dict):
@@ -77,6 +82,7 @@ def _paper(name: str, folders: Sequence[Path]) -> str:
     study = tree.get("study", {})
     if isinstance(study, dict) and study.get("paper"):
         return str(study["paper"])
+    # entries that are mappings choose options of groups: no studies to derive from
     parents = [parent for parent in tree.get("defaults") or () if isinstance(parent, str) and parent != name]
     return next(filter(None, (_paper(parent, folders) for parent in parents)), "")
 
@@ -90,6 +96,7 @@ def choose(word: str, every: Sequence[ReproducedStudy]) -> list[ReproducedStudy]
     if named is not None and not named.paper:
         return [named]
     paper = named.paper if named is not None else None
+    # a paper is found with and without its prefix arXiv:
     chosen = [study for study in every if study.paper and (study.paper == paper or _bare(study.paper) == low)]
     if not chosen:
         way = did_you_mean(word, {_ALL, *(study.name for study in every), *(study.paper for study in every)} - {""})
@@ -124,12 +131,14 @@ def command(words: Sequence[str]) -> int:
                 print(_progress(study, ended, left=chosen[len(ended) :], times=work.times()), flush=True)
                 ended.append(work.run(study))
                 print(f"  {_told(ended[-1], work.output)}", flush=True)
+    # an interrupted reproduction still has a page of what is done
     finally:
         if ended:
             slug = re.sub(r"[^\w.-]+", "_", name)
             path = reproduction.write(place / f"{slug}.html", name, [_row(end, work.output) for end in ended])
             print(f"page: {path}" + (f" ({len(ended)} of {len(chosen)} studies)" if len(ended) < len(chosen) else ""))
     codes = {end.code for end in ended}
+    # a broken environment outranks a failed study: it would fail the others as well
     return 4 if 4 in codes else 3 if codes - {0} else 0
 
 
@@ -180,6 +189,7 @@ class Work:
         began = time.monotonic()
         flags = [f"--config-dir={self.config_dir}"] if self.config_dir else []
         with path_inside(self.place, f"{study.name}.log").open("wb") as log:
+            # -P: a file dse.py of the current folder is not imported instead
             code, tail = _call([sys.executable, "-P", "-m", "dse", *flags, *self.words(study)], log)
         seconds = time.monotonic() - began
         if code:
@@ -195,6 +205,7 @@ class Work:
             record = Outputs.latest(self.output, study.name).read_json("provenance")
         except (ConfigError, OSError):
             return False
+        # backend and seed are blanks: `changes` compares code, libraries and machine alone
         now = provenance.record(self.words(study), self.config_dir, backend="", seed=0)
         return record["command"] == now["command"] and not provenance.changes(record, now)
 
@@ -204,11 +215,13 @@ def _call(command_line: Sequence[str], log: Any) -> tuple[int, str]:
 
     Raises Stopped once the command has ended, too.
     """
+    # the stream is a pipe for the study, which would drop its colours though ours is a terminal
     colours = {"FORCE_COLOR": "1"} if sys.stderr.isatty() else {}
     with subprocess.Popen(command_line, stdout=log, stderr=subprocess.PIPE, env={**os.environ, **colours}) as process:
         assert process.stderr is not None
         tail = b""
         try:
+            # by chunks, not lines: a progress bar rewrites its line and ends none
             while chunk := os.read(process.stderr.fileno(), 4096):
                 sys.stderr.buffer.write(chunk)
                 sys.stderr.flush()
@@ -219,6 +232,7 @@ def _call(command_line: Sequence[str], log: Any) -> tuple[int, str]:
             process.wait()
             raise
         code = process.wait()
+    # Ctrl-C reaches all processes of a terminal, and the study may end before the signal arrives here
     if code in (128 + signal.SIGINT, -signal.SIGINT):
         raise StopSignal(signal.SIGINT)
     return code, _COLOURS.sub("", tail.decode("utf-8", "replace")).strip()

@@ -34,6 +34,7 @@ def write(path: Path, name: str, rows: Sequence[StudyRow]) -> Path:
     """Write the page of some studies; its path."""
     every = distinct([claim for row in rows for claim in row.claims])
     finished = [row for row in rows if row.folder is not None]
+    # all studies share the bytes of figures, so that a page of twenty studies still opens
     most = min(pictures.MOST_BYTES, _MOST_BYTES // max(len(finished), 1))
     record = Outputs(finished[-1].folder).read_json("provenance") if finished and finished[-1].folder else {}
     content = {
@@ -52,6 +53,7 @@ def write(path: Path, name: str, rows: Sequence[StudyRow]) -> Path:
 
 def distinct(claims: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Each claim once: as the study tests it that misses it, else as one that tests it, else untested."""
+    # two studies may test one claim; a miss must not be hidden by a hit
     order = {False: 0, True: 1, None: 2}
     chosen: dict[str, Mapping[str, Any]] = {}
     for claim in claims:
@@ -63,7 +65,9 @@ def distinct(claims: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def counts(claims: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Numbers of claims: predicted and tested, within, missed, of another basis, not tested."""
+    # None: the claim cannot be tested by the study, with the reason in its row
     tested = [claim for claim in claims if claim["within"] is not None]
+    # a finding that was fitted, put in or fixed by construction tests nothing: counted apart
     predicted = [claim for claim in tested if claim["basis"] == "predicted"]
     within = sum(bool(claim["within"]) for claim in predicted)
     return {
@@ -124,6 +128,7 @@ def _study(row: StudyRow, base: Path, most: int) -> dict[str, Any]:
         return {"name": row.study, "paper": row.paper, "failed": row.state, "question": ""}
     outputs = Outputs(row.folder)
     summary, record = outputs.read_json("summary"), outputs.read_json("provenance")
+    # links of a figure are relative to its run, the page stands elsewhere
     place = Path(os.path.relpath(row.folder, base.resolve()))
     order = figure_names(outputs, report.load_selection(outputs))
     shown = pictures.pictures(outputs.figures, outputs.folder, order=order, most=most)
@@ -137,6 +142,7 @@ def _study(row: StudyRow, base: Path, most: int) -> dict[str, Any]:
         "statements": statements(row.claims),
         "pictures": [_moved(picture, place) for picture in shown],
         "command": provenance.command_line(record),
+        # a run made without a page has nothing to link
         "report": quote(str(place / NAME)) if (row.folder / NAME).is_file() else "",
         "time": record.get("time", ""),
     }

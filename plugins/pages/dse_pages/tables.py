@@ -33,6 +33,7 @@ def sheet(table: Table) -> TextTable:
 
 def in_order(parts: Iterable[Any]) -> list[TextTable | str]:
     """Return what a command prints, in its order: tables as plain rows, sentences as texts."""
+    # a table of rich, recognised without the import of rich
     return [sheet(part) if hasattr(part, "columns") else str(part) for part in parts]
 
 

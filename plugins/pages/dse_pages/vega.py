@@ -20,6 +20,7 @@ _SCALE = 1.5  # pixels of a picture for each of the specification
 @functools.cache
 def begin() -> Future[bytes]:
     """Begin to read or make the library, once, while the caller does what comes before."""
+    # no `with`: it would wait for the end
     thread = ThreadPoolExecutor(1)
     library = thread.submit(_bundle)
     thread.shutdown(wait=False)
@@ -60,6 +61,7 @@ def _bundle() -> bytes:
 
     if not _version():
         return b""
+    # the version is in the name: a new engine makes a new file
     kept = Path.home() / ".cache" / "dse" / f"vega-{_version()}.js"
     with suppress(OSError):
         return kept.read_bytes()
@@ -72,9 +74,11 @@ def _bundle() -> bytes:
 
 
 def _ask(request: str, text: str) -> bytes:
+    # -P: the script's folder, which holds modules such as `tables`, is not put on the path
     command = [sys.executable, "-P", str(Path(__file__)), request]
     try:
         done = subprocess.run(command, input=text.encode("utf-8"), capture_output=True, timeout=_PATIENCE_S, check=True)
+    # an abort of the engine (a negative exit code) as well as a missing interpreter or a timeout
     except (OSError, subprocess.SubprocessError):
         return b""
     return done.stdout
@@ -90,5 +94,6 @@ def _answer(request: str) -> bytes:
 
 
 if __name__ == "__main__":
+    # texts of a study hold Greek letters and signs; the locale of a container is often ASCII
     sys.stdin.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     sys.stdout.buffer.write(_answer(sys.argv[1]))

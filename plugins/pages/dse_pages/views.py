@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from dse_pages import charts
 from dse_pages.points import Column, PagePoints, plain
 
+# axes that fit the width of a page with readable titles
 _MOST_AXES = 9
+# texts along an axis of 300 pixels
 _MOST_ON_AXIS = 40
 _MOST_TABLE_KNOBS, _MOST_TABLE_METRICS = 6, 5
 
@@ -36,6 +38,7 @@ def begin(points: PagePoints, scenario: str = "") -> Start | None:
     ordered = sorted(numbers, key=lambda column: (_order(column), not column.varies))
     if len(ordered) < 2:
         return None
+    # `<group>.name` is the chosen option of a group: preferred for colours over any other knob
     named = [column for column in charts.choices(points.of_role("knob")) if column.name.endswith(".name")]
     few = [*named, *charts.choices(points.of_role("knob")), *charts.choices(points.of_role("scenario"))]
     option = few[0] if few and few[0].role == "knob" else None
@@ -105,6 +108,7 @@ def table_columns(points: PagePoints) -> list[Column]:
 
 def _relations(points: PagePoints) -> list[Column]:
     """Metrics that the study shows, such as speed-ups; where it names none, those without a dimension."""
+    # speed-ups and shares are comparable across scenarios; absolute times are not
     shown = points.of_role("relation")
     return shown or [column for column in points.of_role("metric") if column.unit in ("x", "fraction")]
 

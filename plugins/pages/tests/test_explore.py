@@ -50,6 +50,14 @@ def test_however_many_points_there_are_a_browser_gets_few_marks_and_all_of_the_f
     json.dumps(answer, allow_nan=False)
 
 
+def test_points_with_infinite_values_are_not_drawn() -> None:
+    table = some_points(MANY, ["serial"])
+    table.loc[7, "makespan_s"] = np.inf
+    answer = Explorer(read_points(pa.Table.from_pandas(table, preserve_index=False), SUMMARY)).answer(asked())
+    assert answer["matching"] == sum(cell["count"] for cell in answer["grid"]) == MANY - 1
+    json.dumps(answer, allow_nan=False)
+
+
 @given(ends=st.tuples(st.floats(0, 25), st.floats(0, 25)), low=st.floats(3, 7), option=st.integers(0, 2))
 def test_an_answer_counts_the_rows_that_fit(ends: tuple[float, float], low: float, option: int) -> None:
     filters = {IDS["energy_J"]: ColumnFilter(low=low), IDS["schedule.name"]: ColumnFilter(values=[option])}

@@ -40,6 +40,7 @@ def test_every_study_is_of_a_paper_or_of_none() -> None:
         "overlap_measured",
         "peers",
         "plan",
+        "power",
         "prefill_decode",
         "search_benchmark",
         "serving",

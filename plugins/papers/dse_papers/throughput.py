@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Cases = dict[str, Case]
+# tables also have tf32 (FP32 tensors on matrix units), which steps do not model
 _PRECISIONS = ("fp32", "mixed")
 
 
@@ -53,6 +54,7 @@ def table(
     """
     import pandas as pd
 
+    # a probe is empty where every step was refused
     seconds = dict(zip(probe["scenario"].astype(str), probe["iteration_s"], strict=True)) if len(probe) else {}
     rows = []
     for place, row in enumerate(rows_of(name)):

@@ -25,6 +25,7 @@ def test_a_model_of_ones_own_is_a_file(tmp_path: Path) -> None:
     assert {row["within"] for row in claims(folder).values()} == {None}
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_representatives_stand_for_every_iteration_of_an_epoch(tmp_path: Path) -> None:
     words = ["models=[{model: gnmt, lengths: iwslt15}]", "iterations=seqpoint", "system=vega_fe", "figures=none"]
@@ -52,6 +53,7 @@ def test_prior_iterations_that_an_epoch_does_not_have_are_refused(tmp_path: Path
     assert "iterations.window = 5000: ends beyond the 445 iterations of an epoch" in capsys.readouterr().err
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_a_schedule_with_more_pieces_than_the_shortest_sequence_has_rows_breaks_a_rule(tmp_path: Path) -> None:
     schedules = "flux,vllm_async_tp,triton_distributed,flagtree_gemm_allreduce,uniform_fused_1d"

@@ -80,6 +80,7 @@ def import_system(path: Path, system: str, name: str, *, device: str = "", fabri
         "sources": {**_sources(reading, tree, f"{source['format']} topology {path.name}"), **tree.pop("sources", {})},
     }
     check = Problems()
+    # validated as the file will be composed, so that what is written can be read
     check.model(System, merged(base, {key: value for key, value in tree.items() if key != "defaults"}), path="system")
     check.done()
     lines = [f"not read: {text}" for text in [*reading.unread, *unread]]
@@ -93,12 +94,13 @@ def _tree(reading: Reading, base: Mapping[str, Any], *, name: str, fabric: str) 
         tree["node"][path.partition(".")[2]] = reading.values[path][0]
     old, lines = base.get("node") or {}, list[str]()
     if tree["node"].get("topology", "switch") != "switch" and old.get("in_switch"):
-        tree["node"]["in_switch"] = None
+        tree["node"]["in_switch"] = None  # overrides the shipped one
         lines.append("left out: node.in_switch of the system, as the file has no switch of all GPUs")
     stays = [path for path in _OF_NODE if path not in reading.values and old.get(path.partition(".")[2]) is not None]
     stays += [f"node.{part}" for part in _LIBRARIES if old.get(part) and part not in tree["node"]]
     lines.append(f"stays as the system has it: {', '.join(['gpu', *stays])}")
     of_network = {path: value for path, (value, _) in reading.values.items() if path.startswith("fabric.")}
+    # NICs without a second node have nobody to talk to
     if of_network.get("fabric.num_nodes", 1) < 2:
         of_network.pop("fabric.num_nodes", None)
         if of_network:
@@ -114,9 +116,11 @@ def _fabric(values: Mapping[str, Any], base: Mapping[str, Any], *, name: str, fa
     tree: dict[str, Any] = {"name": name, "nic": {}}
     for path, value in values.items():
         *above, last = path.split(".")[1:]
+        # `fabric.nic.<key>` and `fabric.<key>`
         (tree["nic"] if above else tree)[last] = value
     if base.get("fabric"):
         return {"fabric": tree}
+    # a fabric needs more than a topology has, such as latencies
     option = load_yaml(conf_dir() / "fabric" / f"{fabric}.yaml")
     sources = {f"fabric.{path}": entry for path, entry in option["sources"].items() if f"fabric.{path}" not in values}
     parts = {key: value for key, value in option.items() if key not in _LABELS}
@@ -142,6 +146,7 @@ def _of_links(base: Mapping[str, Any], tree: Mapping[str, Any], system: str) -> 
     if "link_bytes_per_s" not in new and old.get("link_bytes_per_s") is not None and changes:
         of = f"a {old.get('topology')} of {old.get('num_gpus')} GPUs"
         yield f"node.link_bytes_per_s = {old['link_bytes_per_s']} is of {of}: write that of the file's links over it"
+    # rates of a library hold for the links that they were measured on
     if changes and old.get("library"):
         yield f"node.library was measured on the node of {system}; the file changes {', '.join(changes)}"
         if get_path(base, "costs.collective") == "library":
@@ -190,6 +195,7 @@ def _write(path: Path, text: str) -> None:
     """Write a file whose folder may not be there yet. Raises ConfigError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # an interrupted run leaves no half of a file
         with atomic_replacement(path) as scratch:
             scratch.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -33,6 +33,7 @@ MOST_WRITTEN_OUT = 1_000_000
 """Vertices and edges that the slices of a file may stand for."""
 _MOST_DEPTH = 20  # of devices in devices
 _ELEMENT = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
+# an index, or start:stop:step with a positive step, as Python has them; digits are bounded
 _SLICE = re.compile(r"-?\d{1,9}|(?:-?\d{1,9})?:(?:-?\d{1,9})?(?::[1-9]\d{0,8})?|")
 _WAY = "write a file of InfraGraph: devices, instances, links, edges (https://infragraph.dev)"
 
@@ -79,6 +80,7 @@ class Link(_Part):
     def bytes_per_s(self) -> float | None:
         """Rate [bytes/s]; None where none is given, or one in transfers, whose lanes are not given."""
         rate = self.physical.bandwidth if self.physical else None
+        # bytes/s; transfers have no fixed size, and are left out
         units = {"gigabits_per_second": 1.25e8, "gigabytes_per_second": 1e9}
         return _in_units(rate, units)
 
@@ -92,6 +94,7 @@ def _in_units(value: BaseModel | None, units: Mapping[str, float]) -> float | No
     """The value of the unit chosen, or of the first that is given, in SI units."""
     names = [getattr(value, "choice", None) or name for name in units]
     numbers = [(name, getattr(value, name, None)) for name in names if name in units]
+    # 12 digits: a product with a unit may be off in its last ones
     return next((float(f"{number * units[name]:.12g}") for name, number in numbers if number is not None), None)
 
 
@@ -236,6 +239,7 @@ def _parse(path: Path) -> Any:
 
 def _extras(part: BaseModel, path: str) -> Iterator[str]:
     """Yield dotted paths of keys that the schema does not have."""
+    # extra keys were kept for this
     yield from (f"{path}{name}" for name in part.model_extra or ())
     for name in type(part).model_fields:
         value = getattr(part, name)
@@ -297,21 +301,25 @@ class _Reader:
         self.devices = {device.name: (place, device) for place, device in enumerate(infrastructure.devices)}
         self.parts = {device.name: {part.name: part for part in device.components} for device in infrastructure.devices}
         self.instances = {instance.name: instance for instance in infrastructure.instances}
+        # each device is written out once, however often it is used
         self.graphs = dict[str, Graph]()
         self.check, self.number = Problems(), 0
 
     def count(self, number: int, where: str) -> None:
         """Count vertices and edges that slices stand for. Raises ConfigError where they, or problems, are too many."""
+        # before the slices are written out: a short file may stand for millions of edges
         self.number += number
         if self.number > MOST_WRITTEN_OUT:
             rule = f"makes more than {MOST_WRITTEN_OUT} vertices and edges of the file"
             raise ConfigError([Problem(where, rule, way_out="describe fewer instances")])
+        # problems that nobody is shown need not be found
         if len(self.check.found) > MOST_SHOWN:
             self.check.done("file")
 
     def graph(self, device: Device, above: Sequence[str]) -> Graph:
         """A device and all in it. above: names of the devices that it stands in. Raises ConfigError."""
         where = f"file.devices.{self.devices[device.name][0]}"
+        # a device in itself would be written out for ever
         if device.name in above or len(above) > _MOST_DEPTH:
             rule = "stands in itself" if device.name in above else f"stands in more than {_MOST_DEPTH} devices"
             raise ConfigError([Problem(where, rule, device.name, "remove a component")])
@@ -358,6 +366,7 @@ class _Reader:
 
     def names(self, device: Device, text: str, where: str) -> list[str]:
         """Vertices of a device that a path of slices names."""
+        # an empty path names nothing
         names, here = [""], device if text else None
         for element in text.split("."):
             name, slice_text = _element(element)
@@ -369,6 +378,7 @@ class _Reader:
             indices = self.indices(slice_text, parts[name].count, f"{where}.component")
             self.count(len(names) * len(indices), where)
             names = [f"{above}.{name}.{index}".lstrip(".") for above in names for index in indices]
+            # the next element is a part of this one, if it is a device
             here = self.devices[name][1] if parts[name].choice == "device" else None
         return names
 
@@ -379,6 +389,7 @@ class _Reader:
             return []
         bounds = [int(bound) if bound else None for bound in text.split(":")]
         if ":" in text or not text:
+            # Python cuts a slice that is longer than what there is
             return range(*slice(*(bounds if ":" in text else [None])).indices(count))
         index = int(text) + (count if text.startswith("-") else 0)
         if not 0 <= index < count:
@@ -402,6 +413,7 @@ class _Reader:
             return
         self.count(len(ends[0]) * len(ends[1]) if edge.scheme == "many2many" else sum(map(len, ends)), where)
         link = links[edge.link]
+        # edges have no direction: one key for both
         yield from (((min(a, b), max(a, b)), link) for a, b in _pairs(edge.scheme, *ends) if a != b)
 
 
@@ -414,6 +426,7 @@ def _pairs(scheme: str, first: Sequence[_Item], second: Sequence[_Item]) -> Iter
         return product(first, second)
     if scheme == "one2one":
         return zip(first, second, strict=False)
+    # both ends usually name the same vertices
     around = list(dict.fromkeys(chain(first, second)))
     return zip(around, around[1:] + around[:1], strict=True)
 

@@ -20,6 +20,7 @@ Neighbours = Mapping[str, Mapping[str, Link]]
 _MOST = 1024
 """GPUs, and NICs, of a node; a hundred kinds of links are enough for them."""
 _MOST_LINKS = 100
+# in the order of preference where several are as near
 _PLACES = {"xpu": "gpu", "switch": "pcie_switch", "cpu": "cpu"}
 _READ = frozenset({"xpu", "switch", "nic", "cpu"})
 
@@ -50,11 +51,13 @@ def read_machine(infrastructure: Infrastructure, name: str = "") -> Reading:
     Raises ConfigError.
     """
     notes, device = _Notes(), _host(infrastructure, name)
+    # NICs and switches are often devices of ports: one vertex each, as a machine knows them
     graph = _with_parts_as_vertices(infrastructure, graph_of(infrastructure, device))
     gpus = graph.of_kind("xpu")
     _check_size(device, graph)
     notes.put("node.num_gpus", len(gpus), f"xpus of the device {device.name}")
     neighbours = _neighbours(graph)
+    # a node of one GPU has no links of its own
     if len(gpus) > 1:
         _read_links(graph, neighbours, notes)
     _read_network(infrastructure, device, graph, notes)
@@ -68,6 +71,7 @@ def _check_size(device: Device, graph: Graph) -> None:
     for kind in ("xpu", "nic"):
         if len(graph.of_kind(kind)) > _MOST:
             check.add("file.devices", f"has more than {_MOST} of kind {kind} in {device.name}", way_out=way)
+    # the search for links to the host looks at each name alone
     if len({link.name for link in graph.edges.values()}) > _MOST_LINKS:
         check.add("file.devices", f"has more than {_MOST_LINKS} links in {device.name}", way_out=way)
     check.done()
@@ -87,6 +91,7 @@ def _host(infrastructure: Infrastructure, name: str) -> Device:
         for part in device.components
         if part.choice == "device" and part.name != device.name
     }
+    # instances decide; a file without any describes devices alone
     hosts = sorted(with_gpus & instance_devices if instance_devices else with_gpus - inner)
     if not hosts:
         way = "give a device a component of the choice xpu, and the device an instance"
@@ -100,6 +105,7 @@ def _host(infrastructure: Infrastructure, name: str) -> Device:
 def _kinds_in(devices: Mapping[str, Device], name: str) -> set[str]:
     """Kinds of the components of a device and of the devices in it."""
     kinds, names, open_names = set[str](), {name}, [name]
+    # devices may hold devices: all below the first one
     while open_names:
         for part in devices[open_names.pop()].components:
             kinds.update([part.choice] if part.count else [])
@@ -112,16 +118,19 @@ def _kinds_in(devices: Mapping[str, Device], name: str) -> set[str]:
 def _with_parts_as_vertices(infrastructure: Infrastructure, graph: Graph) -> Graph:
     """A graph in which devices with ports in a node are one vertex: a NIC, or with a switch in it, a switch."""
     devices = {device.name: device for device in infrastructure.devices}
+    # a vertex is `device.index`, below others: the last name but one is the device's
     inner = {name: name.split(".")[-2] for name in graph.of_kind("device")}
     kind_of = {name: _kind_of(_kinds_in(devices, name)) for name in set(inner.values())}
     groups = {name: kind_of[device] for name, device in inner.items() if kind_of[device]}
     kinds = {_grouped(name, groups): groups.get(_grouped(name, groups), kind) for name, kind in graph.kinds.items()}
     edges = {(_grouped(a, groups), _grouped(b, groups)): link for (a, b), link in graph.edges.items()}
+    # edges inside a group are gone
     return Graph(kinds, {(a, b): link for (a, b), link in edges.items() if a != b})
 
 
 def _kind_of(kinds: Collection[str]) -> str:
     """Kind of vertex that a device of components of these kinds is; "" where it is written out."""
+    # a device with GPUs or NICs in it is written out: these are read one by one
     if "port" not in kinds or {"xpu", "nic"} & set(kinds):
         return ""
     return "switch" if "switch" in kinds else "nic"
@@ -130,6 +139,7 @@ def _kind_of(kinds: Collection[str]) -> str:
 def _grouped(name: str, groups: Collection[str]) -> str:
     """The vertex that a vertex belongs to: the outermost group above it, or itself."""
     words = name.split(".")
+    # name and index alternate, from the outermost device on
     above = (".".join(words[:length]) for length in range(2, len(words) + 1, 2))
     return next((prefix for prefix in above if prefix in groups), name)
 
@@ -158,6 +168,7 @@ def _reached(
 def _host_links(graph: Graph, neighbours: Neighbours) -> set[str]:
     """Names of links by which GPUs reach the host: a CPU by this link alone, or PCIe by name."""
     gpus, cpus = graph.of_kind("xpu"), set(graph.of_kind("cpu"))
+    # paths end at CPUs, and do not pass other GPUs
     through = set(graph.kinds) - cpus - set(gpus)
     links = {link.name: link for gpu in gpus for link in neighbours[gpu].values()}
     return {
@@ -209,10 +220,13 @@ def _topology(
 ) -> tuple[str, str]:
     """Topology of a node and why; "" where the links make none that is simulated."""
     gpus, pairs = list(ports), len(ports) * (len(ports) - 1) // 2
+    # direct links of each GPU
     degrees = Counter(gpu for pair in direct for gpu in pair)
     names = {link.name for link in direct.values()}
+    # two GPUs with a link are a mesh, and no ring
     if len(direct) == pairs:
         return "mesh", "each xpu has a link to each other"
+    # two links each may also be several small rings: all GPUs must be reached
     if set(degrees.values()) == {2} and _reached(neighbours, gpus[:1], gpus, names) >= set(gpus):
         return "ring", "each xpu has links to two others, around all"
     switch_links = {link.name for links in ports.values() for link in links}
@@ -234,6 +248,7 @@ def _read_ports(ports: Mapping[str, Sequence[Link]], notes: _Notes) -> None:
     rates = list[float | None]()
     for links in ports.values():
         numbers = [link.bytes_per_s for link in links if link.bytes_per_s is not None]
+        # a system's rate is that to one peer: a switch shares a GPU's links among all others
         rates.append(sum(numbers) / peers if len(numbers) == len(links) else None)
     most = max(map(len, ports.values()))
     why = f"{most} links of an xpu to switches, over {peers} other xpus"
@@ -248,6 +263,7 @@ def _put_rate(notes: _Notes, path: str, rates: Sequence[float | None], why: str)
         if numbers:
             notes.unread.append(f"rates for {path}: {len(rates) - len(numbers)} of {len(rates)} are missing")
         return
+    # collectives run at the pace of the slowest link
     if min(numbers) < max(numbers):
         notes.unread.append(f"rates above the slowest for {path}: up to {with_prefix(max(numbers), 'byte/second')}")
     notes.put(path, float(f"{min(numbers):.9g}"), f"rate of {why}, as the file has it")
@@ -258,6 +274,7 @@ def _put_latency(notes: _Notes, links: Sequence[Link], hops: int) -> None:
     numbers = [link.seconds for link in links if link.seconds is not None]
     if numbers and len(numbers) == len(links):
         why = f"latency of {hops} link{'s' * (hops > 1)} ({_names(links)}) between two xpus"
+        # hops: 1 of a link between GPUs, 2 by way of a switch
         notes.put("node.hop_latency_s", float(f"{hops * max(numbers):.9g}"), why)
 
 
@@ -290,6 +307,7 @@ def _read_network(infrastructure: Infrastructure, device: Device, graph: Graph, 
         notes.unread.append(f"{sum(instances.values()) - nodes} instances of {device.name} without edges of their NICs")
     nics, neighbours = graph.of_kind("nic"), _neighbours(graph)
     at_network = {name for of_node in rates.values() for name in of_node}
+    # a NIC without an edge between instances may serve storage or management
     of_network = [name for name in nics if name in at_network] or nics
     if len(of_network) < len(nics):
         notes.unread.append(f"{len(nics) - len(of_network)} NICs at no network")
@@ -308,6 +326,7 @@ def _put_place(graph: Graph, neighbours: Neighbours, nics: Sequence[str], notes:
     if not places:
         notes.unread.append("place of NICs: no path to a GPU, a switch or a CPU")
         return
+    # a system has one place for all NICs
     place, number = places.most_common(1)[0]
     if number < len(nics):
         notes.unread.append(f"places of {len(nics) - number} NICs: {dict(places)}; most are at {place}")
@@ -315,6 +334,7 @@ def _put_place(graph: Graph, neighbours: Neighbours, nics: Sequence[str], notes:
     host = _host_links(graph, neighbours)
     if place != "gpu":
         of_gpus = [rate for rate in _host_rates(graph, neighbours, "xpu", host) if rate is not None]
+        # a transfer crosses the links of both
         rates = [*_host_rates(graph, neighbours, "nic", None), *of_gpus]
         _put_rate(notes, "fabric.nic.pcie_bytes_per_s", rates, "the links of NICs and GPUs to the host")
 
@@ -322,6 +342,7 @@ def _put_place(graph: Graph, neighbours: Neighbours, nics: Sequence[str], notes:
 def _place(graph: Graph, neighbours: Neighbours, nic: str) -> str:
     """Where a NIC is: at the nearest of GPU, switch and CPU; a slot that joins GPU and CPU is a switch of PCIe."""
     past, ring = {nic}, [nic]
+    # rings of vertices around the NIC, nearest first
     while ring:
         ring = [
             name for name in dict.fromkeys(other for here in ring for other in neighbours[here]) if name not in past
@@ -330,9 +351,11 @@ def _place(graph: Graph, neighbours: Neighbours, nic: str) -> str:
         kinds = {graph.kinds[name] for name in ring} & set(_PLACES)
         if kinds:
             is_direct = bool({graph.kinds[name] for name in neighbours[nic]} & kinds)
+            # GPU and CPU at once, behind something that the file does not name a switch
             if not is_direct and len(kinds) > 1:
                 return "pcie_switch"
             return next(place for kind, place in _PLACES.items() if kind in kinds)
+        # the way does not lead through other NICs
         ring = [name for name in ring if graph.kinds[name] != "nic"]
     return ""
 
@@ -353,6 +376,7 @@ def _rates_at_hosts(
                 strange += 1
                 continue
             of_node, rate = rates.setdefault(f"{instance}.{index}", {}), link.bytes_per_s
+            # several edges of a NIC, such as two ports, add up; one without a rate leaves the sum unknown
             earlier = of_node.get(nic, 0.0)
             of_node[nic] = None if earlier is None or rate is None else earlier + rate
     return rates, strange

@@ -20,7 +20,7 @@ from typing import Any
 from dse.errors import ConfigError, Problem
 from dse.files import read_text
 
-_MOST_BYTES, _MOST_PARTS = 1 << 24, 20_000
+_MOST_BYTES, _MOST_PARTS = 1 << 24, 20_000  # 16 MiB
 _SPEED = re.compile(r"\s*([0-9.]{1,8})\s*GT/s.*")
 _KINDS: Mapping[str, str] = {"gpu": "xpu", "nic": "nic", "cpu": "cpu", "pcie_switch": "switch", "nvswitch": "switch"}
 _READ = frozenset({"system", "cpu", "pci", "gpu", "nic", "net", "nvlink", "xgmi"})
@@ -58,6 +58,7 @@ def infrastructure_tree(path: Path) -> tuple[dict[str, Any], list[str]]:
     """The tree of InfraGraph that a topology is, and what of it is not read. Raises ConfigError."""
     host = _Host()
     _read(host, _root(path))
+    # targets may stand behind what names them, so that they are looked up at the end
     for gpu, target, link in host.targets:
         host.join(gpu, host.gpus.get(target) or _switch(host, target), link)
     unread = [f"{count} <{name}> of {path.name}" for name, count in host.unread.items()]
@@ -66,6 +67,7 @@ def infrastructure_tree(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 def _root(path: Path) -> ET.Element:
     text = read_text(path, "file", most=_MOST_BYTES)
+    # no entities, which could grow without bound
     if "<!" in text.replace("<!--", ""):
         raise ConfigError(
             [Problem("file", "has declarations, which a topology of NCCL does not need", str(path), _WAY)]
@@ -84,6 +86,7 @@ def _root(path: Path) -> ET.Element:
 
 def _read(host: _Host, root: ET.Element) -> None:
     """Read all parts from the root down, each after what it hangs on."""
+    # a stack, and no recursion: nesting is the file's
     waiting = [(element, "") for element in reversed(root)]
     while waiting:
         element, above = waiting.pop()
@@ -91,6 +94,7 @@ def _read(host: _Host, root: ET.Element) -> None:
         host.unread.update([element.tag] if element.tag not in _READ else [])
         waiting += [(inner, here) for inner in reversed(element)]
     cpus = [f"cpu[{place}]" for place in range(host.counts["cpu"])]
+    # sockets are joined in a line, by a link whose rate is not in the file
     for first, second in pairwise(cpus):
         host.join(first, second, "between CPUs")
 
@@ -101,6 +105,7 @@ def _part(host: _Host, element: ET.Element, above: str) -> str:
         return host.part("cpu")
     if element.tag == "pci":
         kind = "gpu" if element.find("gpu") is not None else "nic" if element.find("nic") is not None else "pcie_switch"
+        # buses are written in either case
         here, bus = host.part(kind), element.get("busid", "").lower()
         if kind == "gpu":
             host.gpus[bus] = here
@@ -111,8 +116,11 @@ def _part(host: _Host, element: ET.Element, above: str) -> str:
         here = host.part("nic")
         host.join(here, above, "PCIe of a virtual NIC")
         return here
+    # keep="0": NCCL does not use it
     if element.tag == "net" and element.get("keep", "1") != "0":
+        # Mbit/s
         megabits = _number(element, "speed")
+        # ports of a NIC add up
         host.networks[above] = host.networks.get(above, 0.0) + megabits / 1000
     if element.tag in ("nvlink", "xgmi"):
         link = f"{element.tag}, {element.get('count', '1')} links"
@@ -122,6 +130,7 @@ def _part(host: _Host, element: ET.Element, above: str) -> str:
 
 def _switch(host: _Host, target: str) -> str:
     """The switch of GPUs at a bus; there is one for each."""
+    # NVSwitches are named by their bus, and have no element of their own
     if target not in host.switches:
         host.switches[target] = host.part("nvswitch")
     return host.switches[target]
@@ -155,6 +164,7 @@ def _tree(host: _Host, name: str) -> dict[str, Any]:
         rate = {"choice": "gigabits_per_second", "gigabits_per_second": gigabits}
         links[link] = {"name": link, "physical": {"bandwidth": rate}}
         ends = {"instance": "node[0]", "component": nic}, {"instance": "network[0]", "component": "port[0]"}
+        # one network stands for whatever the NICs reach
         outer.append(_edge(*ends, link))
     network = {"name": "network", "components": [{"name": "port", "count": 1, "choice": "switch"}]}
     device = {"name": "host", "components": parts, "links": list(host.links.values()), "edges": inner}
@@ -170,6 +180,7 @@ def _tree(host: _Host, name: str) -> dict[str, Any]:
 
 def _rates(host: _Host) -> Iterator[tuple[str, float]]:
     """Yield NICs whose rate is given."""
+    # speed 0: not known
     return ((nic, gigabits) for nic, gigabits in host.networks.items() if gigabits)
 
 

@@ -154,8 +154,8 @@ def _evaluate_blocks(planned: Plan) -> Iterator[tuple[list[Assignment], list[str
         ]
         # a search proposes what was asked for, not what it was settled to
         requested = block if block.unsettled is None else block.unsettled
-        where, keys = places(requested, block), keys_to_hex(block.keys()).astype(str)
-        yield list(requested.points()), keys[where].tolist(), [outcomes[place] for place in where]
+        where, keys = places(requested, block), keys_to_hex(block.content_keys()).astype(str)
+        yield list(requested.assignments()), keys[where].tolist(), [outcomes[place] for place in where]
 
 
 class LandscapeBackend(Backend):

@@ -94,16 +94,17 @@ class SynthesisedSchedule(CommEngineKnobs):
         if self.steps:
             return self
         parts: dict[str, Any] = {"system": system, "workload": workload, "schedule": self}
+        # the key covers system, workload and search: a file of another version is never read
         path = _cache() / f"{content_key(OverlapDesign.model_construct(**parts), VERSION)}.json"
-        settled: Any = self._read(path, system, workload)
-        if settled is None:
-            settled = ScheduleSearch(self, system, workload, seed=self.seed).knobs(self.evaluations)
-        if not path.exists():
-            with suppress(OSError):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with atomic_replacement(path) as fresh:
-                    fresh.write_text(json.dumps(settled.explicit()))
-        return cast(Self, settled)
+        if (settled := self._read(path, system, workload)) is not None:
+            return settled
+        searched: Any = ScheduleSearch(self, system, workload, seed=self.seed).knobs(self.evaluations)
+        # also in the place of a file that cannot be used, else each process would search again
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_replacement(path) as fresh:
+                fresh.write_text(json.dumps(searched.explicit()))
+        return cast(Self, searched)
 
     def _read(self, path: Path, system: System, workload: Workload) -> Self | None:
         """The schedule of a file of the cache; None where there is none that can run."""
@@ -112,8 +113,10 @@ class SynthesisedSchedule(CommEngineKnobs):
         try:
             named = {"name": self.name, "family": self.family, "priority": self.priority}
             settled = type(self).model_validate({**named, **parse_json(read_text(path, str(path)), str(path))})
+        # a damaged file, or one of an older form: searched anew
         except (ValueError, TypeError, ConfigError):
             return None
+        # a file is not trusted: a schedule that breaks a rule here is not used
         runs = not any(np.any(rule.broken) for rule in settled.rules(system, workload))
         return self.model_copy(update={name: getattr(settled, name) for name in _EXPLICIT}) if runs else None
 
@@ -129,6 +132,7 @@ class SynthesisedSchedule(CommEngineKnobs):
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
         """Require that all parts are moved and computed once, in an order that can run, by CUs that are there."""
         rules = list(super().rules(system, workload))
+        # steps can be checked only on a system that is sound
         if any(rule.broken is True for rule in rules):
             return rules
         moved = workload.overlap().collective
@@ -140,6 +144,7 @@ class SynthesisedSchedule(CommEngineKnobs):
             Rule(_PATH, True, text, None, way_out="every part once; a step after those it needs")
             for text in self._faults(system.node.num_gpus - 1, workload)
         ]
+        # a kernel of the collective cannot use more CUs than the library launches work-groups
         library = int(np.min(library_cus(system, moved.pattern)))
         if (most_cus := max(self.kernels, default=0)) > library:
             rule = "is more than the workgroups of the collective's kernel ({0})"
@@ -156,6 +161,7 @@ class SynthesisedSchedule(CommEngineKnobs):
         elif any(kernel is not None and kernel >= len(self.kernels) for kernel in self._movers):
             yield f"name a kernel that there is not: schedule.kernels has {len(self.kernels)}"
         else:
+            # one fault at a time: those that follow are mostly its effects
             yield from itertools.islice(self._unsound(num_peers, gathers=workload.overlap().order == "before"), 1)
 
     def _unsound(self, num_peers: int, *, gathers: bool) -> Iterator[str]:
@@ -164,6 +170,7 @@ class SynthesisedSchedule(CommEngineKnobs):
         done: dict[str, set[tuple[int, int]]] = {"moves": set(), "computes": set()}
         for number, step in enumerate(self.steps):
             mine, other = ("moves", "computes") if step.move is not None else ("computes", "moves")
+            # one GEMM has one depth: its operands must be cut at the same places
             if step.compute and step.local and self.cut_dim == "k" and step.compute != step.local:
                 yield f"step {number} computes slices of different depths at once"
             if step.after is not None and step.after >= number:
@@ -174,9 +181,11 @@ class SynthesisedSchedule(CommEngineKnobs):
                     yield f"{about}, which there is not"
                 if (peer, part) in done[mine]:
                     yield f"{about} once more"
+                # what comes second needs the first: a GEMM after a gather its data, a move after a GEMM its result
                 if (mine == "computes") == gathers and peer != LOCAL and (peer, part) not in done[other]:
                     yield f"{about} before a step {other} it"
                 done[mine].add((peer, part))
+        # the local shard is computed, but never moved
         for mine, least in (("moves", 1), ("computes", LOCAL)):
             cells = {(peer, part) for peer in range(least, num_peers + 1) for part in range(last)}
             if lost := cells - done[mine]:
@@ -186,8 +195,10 @@ class SynthesisedSchedule(CommEngineKnobs):
     def lower(self, system: System, workload: Workload) -> TaskGraph:
         """Lower step by step."""
         pattern = workload.overlap().collective.pattern
+        # the first mover is the line's own, others are added to it
         first, *more = self._movers or [None]
         cus = None if first is None else self.kernels[first]
+        # CUs can be taken for good only where one kernel moves everything
         line = Pipeline(system, workload, knobs=self, comm_cus=cus, masked=self.masked and not more)
         places = {first: 0}
         for kernel in more:
@@ -231,6 +242,7 @@ class _StepLowering:
         peers = step.peers or tuple(route.peer for route in line.routes)
         chosen = [route for route in line.routes if route.peer in peers]
         cells = list(step.cells(len(line.routes)))
+        # gathered data is there from the start; results are moved once their GEMM has ended
         after = [] if gathers else list(dict.fromkeys(self._tasks[cell] for cell in cells))
         if step.after is not None:
             after = list(dict.fromkeys([*after, *self._ends[step.after]]))
@@ -241,14 +253,17 @@ class _StepLowering:
         of_peer = {route.peer: task for route, task in zip(chosen, moved, strict=True)}
         if gathers:
             self._tasks |= {(peer, part): of_peer[peer] for peer, part in cells}
+        # engines only copy: a kernel of this GPU has to add what they bring (reduce-scatter)
         elif line.comm.adds and step.kernel is None:
             self._waiting.append(moved)
 
     def _compute(self, number: int, step: Step) -> None:
         line, gathers = self._line, self._line.order == "before"
         if not gathers:
+            # the newest move is mostly still under way: its sum would hold up the stream before this GEMM
             self._add_up(keep=1)
         cells = list(step.cells(len(line.routes)))
+        # cells of the local shard have no task
         after = list(dict.fromkeys(self._tasks[cell] for cell in cells if cell in self._tasks)) if gathers else []
         depth: Any = line.op.local_k
         cols: Any = line.op.local_n
@@ -258,21 +273,25 @@ class _StepLowering:
         groups = [(peer, step.compute) for peer in peers] + ([(LOCAL, step.local)] if step.local else [])
         rows: Any = 0
         if self._plan.cut_dim == "m":
-            rows = sum(self._length(line.shard_rows(peer), part) for peer, part in groups if part)
+            rows = sum(self._length(line.shard_rows[peer], part) for peer, part in groups if part)
         else:
-            rows = sum(line.shard_rows(peer) for peer, _ in groups)
+            # slices of the depth (gather) or of columns (scatter) have all rows
+            rows = sum(line.shard_rows[peer] for peer, _ in groups)
             if gathers:
                 depth = self._length(depth, ranged)
             else:
                 cols = self._length(cols, ranged)
+        # a slice of the depth adds to rows that an earlier slice made: the result is read as well
         again = self._plan.cut_dim == "k" and gathers and not self._added.isdisjoint(peer for peer, _ in groups)
         self._added |= {peer for peer, _ in groups}
         self._consumed |= set(after)
+        # data may be moving meanwhile: moves to come, or moves that no GEMM has waited for
         beside = self._left > 0 or not set(self._tasks.values()) <= self._consumed or not gathers
         task = line.compute.gemm(
             f"gemm {number}", (rows, cols, depth), after=after, overlapped=beside, accumulate=again
         )
         self._ends.append([task])
+        # moves wait for the GEMM that makes their data
         if not gathers:
             self._tasks |= dict.fromkeys(cells, task)
 
@@ -283,12 +302,13 @@ class _StepLowering:
     def _amount(self, route: Route, ranged: tuple[int, int]) -> Any:
         line, cols = self._line, self._line.collective.cols
         if self._plan.cut_dim == "m":
-            return line.payload(self._length(line.shard_rows(route.peer), ranged), cols)
-        return line.payload(line.shard_rows(route.peer), self._length(cols, ranged))
+            return line.payload(self._length(line.shard_rows[route.peer], ranged), cols)
+        return line.payload(line.shard_rows[route.peer], self._length(cols, ranged))
 
     def _length(self, total: Any, ranged: tuple[int, int]) -> Any:
         """Items of `total` between two cuts."""
         cuts, parts = self._plan.cuts, self._plan.parts
+        # both ends are rounded, not the length: pieces add up to the whole
         first, last = (np.asarray(total) * np.asarray(cuts[place]) // parts for place in ranged)
         return last - first
 

@@ -49,7 +49,9 @@ class Timing:
         self._knobs: Any = knobs
         self._system, self._workload = system, workload
         overlap = workload.overlap()
+        # cuts are multiples of a row or a column: no finer than the smallest shard
         least = min(int(overlap.collective.rows) // system.node.num_gpus, int(overlap.collective.cols))
+        # a power of two, as chunk counts of presets are
         parts = 1 << min(_FINEST, max(least, 1)).bit_length() - 1
         most_cus = int(np.min(library_cus(system, overlap.collective.pattern)))
         self.sizes = SketchSizes(overlap.order == "before", system.node.num_gpus - 1, parts, most_cus)
@@ -77,13 +79,16 @@ class Timing:
             for move in sketch.moves
         ]
         steps, computed, ends = list[Step](), set[tuple[int, int]](), dict[int, int]()
+        # queues of movers alone set the order: all moves can be submitted first
         if self.sizes.gathers and all(move.after is None for move in left):
             steps, left = left, []
         for product in sketch.products:
             step = _step(compute=product.compute, local=product.local, peers=product.peers or None)
             cells = set(step.cells(self.sizes.peers))
             if self.sizes.gathers:
+                # a paused move has to follow the GEMM it waits for, so moves come just before they are needed
                 _submit(self._due(left, cells), left, steps, ends)
+            # the first GEMM on an interval stays (| takes values of the right side)
             ends = dict.fromkeys((part for _, part in cells), len(steps)) | ends
             steps.append(step)
             if not self.sizes.gathers:
@@ -97,14 +102,18 @@ class Timing:
         last = {
             move.kernel: place for place, move in enumerate(left) if not cells.isdisjoint(move.cells(self.sizes.peers))
         }
+        # a queue is served in order: all before a needed move come along
         return [move for place, move in enumerate(left) if place <= last.get(move.kernel, -1)]
 
     def seconds(self, sketch: Sketch, cuts: Ints, cus: Ints) -> Floats:
         """Makespans [B] of a structure with inner cuts [B, I - 1] and CUs [B, K]."""
         self.runs += len(cuts)
+        # one design is lowered with plain numbers, a batch with arrays [B]
         numbers = [[column if len(cuts) > 1 else int(column[0]) for column in table.T] for table in (cuts, cus)]
         plan = self._knobs.model_copy(update=self._values(sketch, *numbers))
+        # symmetric peers are simulated once
         graph = reduce_graph(plan.lower(self._system, self._workload)).graph
+        # a makespan that no number changes has no batch axis
         return np.broadcast_to(self._engine.totals(graph).makespan_s, len(cuts))
 
     def best(self, sketch: Sketch, cuts: Ints, cus: Ints) -> TimedSketch:
@@ -117,6 +126,7 @@ class Timing:
         """Cuts as even as they can be, and numbers of CUs that are tried."""
         cuts = np.arange(1, sketch.intervals) * self.sizes.parts // sketch.intervals
         tried = cus or sorted({max(1, self.sizes.most_cus * part // 8) for part in _EIGHTHS})
+        # one row: engines have no CUs to try
         if not sketch.kernels:
             return cuts[None], np.empty((1, 0), np.int64)
         return np.repeat(cuts[None], len(tried), axis=0), np.repeat(np.array(tried)[:, None], sketch.kernels, axis=1)
@@ -164,6 +174,7 @@ class ScheduleSearch:
 
     def _tune(self, plan: TimedSketch, rounds: int) -> TimedSketch:
         """A plan with better numbers: in each round a batch of changes of a few of them."""
+        # steps begin at an eighth of the shard and shrink where a round finds nothing better
         size = max(1, self._sizes.parts // 8)
         for _ in range(rounds):
             if not plan.cuts and not plan.cus:
@@ -173,9 +184,11 @@ class ScheduleSearch:
             if plan.cuts:
                 self._shift(cuts, size)
             if plan.cus:
+                # about half of the kernels change, by up to four CUs
                 steps = self._random.integers(-4, 5, cus.shape) * (self._random.random(cus.shape) < 0.5)
                 cus = np.clip(cus + steps, 1, self._sizes.most_cus)
             changed = self._timing.best(plan.sketch, _rising(cuts, self._sizes.parts), cus)
+            # rounding is no gain
             if changed.seconds < plan.seconds * (1 - 1e-9):
                 plan = changed
             else:
@@ -194,6 +207,7 @@ class ScheduleSearch:
                 last = int(self._random.integers(first, count)) + 1
                 row[first:last] += steps
             else:  # growing or shrinking in proportion
+                # a power of the share: above 1 early chunks shrink, below 1 they grow; the ends stay
                 row[:] = np.rint(self._sizes.parts * (row / self._sizes.parts) ** np.exp(self._random.normal(0, 0.3)))
 
     def _improved(self, plan: TimedSketch, limit: int) -> TimedSketch:
@@ -201,17 +215,20 @@ class ScheduleSearch:
         accepted, best, memory, turn = plan, plan, [plan.seconds] * _MEMORY, 0
         begun = self._timing.runs
         while (
+            # runs bound the effort: a change that is tuned costs a batch of them
             self._timing.runs - begun < limit * _BATCH // 4 and best.seconds > _ENOUGH * self._bound_s and turn < limit
         ):
             turn += 1
             changed = self._changed(accepted)
             if changed is None:
                 continue
+            # numbers are tuned only for structures that come near the best
             tuned = self._tune(changed, 1 if changed.seconds < 1.02 * best.seconds else 0)
             if tuned.seconds <= max(accepted.seconds, memory[turn % _MEMORY]):
                 accepted = tuned
             memory[turn % _MEMORY] = accepted.seconds
             best = min(best, accepted, key=lambda one: one.seconds)
+        # numbers were tuned a little on the way, and once more at the end
         return self._tune(best, 12)
 
     def _changed(self, plan: TimedSketch) -> TimedSketch | None:
@@ -241,12 +258,14 @@ def _submit(moves: Sequence[Step], left: list[Step], steps: list[Step], ends: Ma
 def _different(plans: Sequence[TimedSketch]) -> list[TimedSketch]:
     """The best plans, of structures that differ."""
     ranked = sorted(plans, key=lambda plan: plan.seconds)
+    # the last entry of a key stays: reversed, it is the fastest of each structure
     return list({plan.sketch: plan for plan in reversed(ranked)}.values())[::-1][:_SEEDS]
 
 
 def _rising(cuts: Ints, parts: int) -> Ints:
     """Cuts [B, I - 1] that rise strictly between 0 and `parts`."""
     places = np.arange(cuts.shape[1])
+    # without their places, cuts need only not fall: a running maximum; then places are added back
     low = np.maximum.accumulate(np.maximum(cuts, 1) - places, axis=1) + places
     high = parts - cuts.shape[1] + places
     return np.asarray(np.minimum(low, high))

@@ -11,6 +11,7 @@ import numpy as np
 _COUNTS = (1, 2, 4, 8, 16, 32, 64)  # of chunks of the presets
 _UNFUSED = 8  # chunks of presets with a GEMM for each peer, at most
 _SHARED = (4, 8, 16, 32)  # chunks that engines and a kernel share
+# a few more than the finest preset has
 _MOST_INTERVALS = 72
 
 
@@ -138,6 +139,7 @@ class Changes:
         self._sizes, self._random = sizes, random
         moves = [self._split_move, self._merge_moves, self._another_mover, self._pause]
         products = [self._split_product, self._merge_products, self._put_elsewhere, self._apart]
+        # three changes in four are of what binds
         weight = 3 if of_moves else 1
         self._changes: list[Callable[[TimedSketch], TimedSketch | None]] = [
             *(self._cut, self._cut),
@@ -162,6 +164,7 @@ class Changes:
         at = int(self._random.integers(ends[place] + 1, ends[place + 1]))
 
         def grown(ranged: tuple[int, int] | None) -> tuple[int, int] | None:
+            # ends behind the cut interval move up by one
             return None if ranged is None else (ranged[0] + (ranged[0] > place), ranged[1] + (ranged[1] > place))
 
         moves = tuple(
@@ -176,6 +179,7 @@ class Changes:
         products = tuple(replace(of, compute=grown(of.compute), local=grown(of.local)) for of in sketch.products)
         cuts = (*plan.cuts[:place], at, *plan.cuts[place:])
         changed = replace(sketch, intervals=sketch.intervals + 1, moves=moves, products=products)
+        # a new cut changes nothing until a move or a GEMM ends there
         both = self._split_move(replace(plan, sketch=changed, cuts=cuts)) or replace(plan, sketch=changed, cuts=cuts)
         return self._split_product(both) or both
 
@@ -194,6 +198,7 @@ class Changes:
         pairs = [
             (one, two)
             for one in moves
+            # merged where one ends as the other begins; the later one in the queue vanishes
             for two in moves
             if (one.last, one.peers, one.kernel, one.after) == (two.first, two.peers, two.kernel, two.after)
         ]
@@ -206,11 +211,13 @@ class Changes:
     def _another_mover(self, plan: TimedSketch) -> TimedSketch | None:
         moves = list(plan.sketch.moves)
         place = self._pick(moves)
+        # three kernels at most, one of them new
         kernels = [None, *range(min(plan.sketch.kernels + 1, 3))]
         kernel = kernels[self._pick(kernels)]
         moves[place] = replace(moves[place], kernel=kernel)
         if kernel is not None and self._random.random() < 0.3:  # a kernel that is there before a GEMM does not wait
             moves.insert(0, moves.pop(place))
+        # kernels without a move vanish; the others keep their CUs under new numbers
         used = sorted({move.kernel for move in moves if move.kernel is not None})
         moves = [move if move.kernel is None else replace(move, kernel=used.index(move.kernel)) for move in moves]
         drawn = [*plan.cus, int(self._random.integers(1, self._sizes.most_cus + 1))]
@@ -272,6 +279,7 @@ class Changes:
             peers = product.peers or range(1, self._sizes.peers + 1)
             cells += [(peer, part) for peer in peers for part in range(*(product.compute or (0, 0)))]
             cells += [(0, part) for part in range(*(product.local or (0, 0)))]
+        # moves need no check: every change keeps each interval moved once
         return len(cells) == len(set(cells)) == (self._sizes.peers + 1) * sketch.intervals
 
 

@@ -112,6 +112,7 @@ def _speedups(both: pd.DataFrame) -> FigureSheet:
     for name, column in ((_BEST, "preset_s"), (_FOUND, "synthesised_s")):
         speedup = both["serial_s"] / both[column]
         parts.append(both.assign(schedule=name, speedup=speedup, bound=both["serial_s"] / both["bound_s"]))
+    # a gain that rounds to as fast is none
     better = sum(gain > 1 and gain_in_words(gain) != AS_FAST for gain in both["gain"])
     title = f"Synthesised schedules are faster than every preset in {better} of {len(both)} cases"
     title += f", at most {gain_in_words(both['gain'].max())}" if better else ""
@@ -137,6 +138,7 @@ def _schedules(run: FinishedRun, both: pd.DataFrame) -> Iterator[tuple[str, Any]
         effort = {path.partition(".")[2]: int(row[path]) for path in _EFFORT}
         parts: dict[str, Any] = {"system": {**tree["system"], "node": node}, "schedule": {**option, **effort}}
         design = backend.design({**parts, "workload": workloads[row["scenario"]]})
+        # read from the cache that the run filled: nothing is searched again
         settled: Any = backend.settle(design).schedule
         yield f"{row['scenario']} on {row['topology']}", settled.explicit()
 

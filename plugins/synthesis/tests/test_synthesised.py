@@ -106,7 +106,9 @@ def test_steps_of_a_preset_take_as_long_as_the_preset() -> None:
 @pytest.mark.parametrize(
     ("pattern", "topology"), [("all_gather", "mesh"), ("reduce_scatter", "ring"), ("all_to_all", "switch")]
 )
-def test_the_search_finds_what_is_no_longer_than_any_preset_and_keeps_it(pattern: str, topology: str) -> None:
+def test_the_search_finds_what_is_no_longer_than_any_preset_and_keeps_it(
+    pattern: str, topology: str, tmp_path: Path
+) -> None:
     point = design(pattern, topology, evaluations=4)
     settled = FLUID.settle(point)
     assert isinstance(settled.schedule, SynthesisedSchedule)
@@ -116,6 +118,11 @@ def test_the_search_finds_what_is_no_longer_than_any_preset_and_keeps_it(pattern
     bound = FLUID.bound(Batch(settled), {"makespan_s": np.array([seconds])})
     assert bound["gap"][0] >= -1e-9
     assert FLUID.settle(point) == settled  # read from the cache
+    (file,) = (tmp_path / "cache").rglob("*.json") if (tmp_path / "cache").is_dir() else tmp_path.rglob("*.json")
+    written = file.read_text("utf-8")
+    file.write_text(written[:-1], "utf-8")
+    assert FLUID.settle(point) == settled
+    assert file.read_text("utf-8") == written  # a damaged file is written anew
     assert makespan(point) == seconds
     explicit = design(pattern, topology, **settled.schedule.explicit())
     assert makespan(explicit) == seconds

@@ -63,6 +63,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     start_s = time.monotonic()
     facts = device_facts() | ({"system": options.system} if options.system else {})
+    # tables of one folder are of one device and software
     _keep_facts(options.out / "device.yaml", facts)
     for name, rows, share in TABLES:
         if name not in options.tables:
@@ -105,11 +106,13 @@ def write_table(path: Path, measures: Sequence[Measure], *, until: float) -> int
             break
         done.append(_rows_of(measure, path.name))
         with journal.open("a", encoding="utf-8") as file:
+            # one line a measurement, written at once: a run that is killed loses one
             file.write(json.dumps(done[-1], default=str) + "\n")
         # caches of torch would fill the memory with buffers of past sizes
         if number % 16 == 0:
             torch.cuda.empty_cache()
     rows = [row for measured in done for row in measured]
+    # rows of a table may have different columns
     names = list(dict.fromkeys(name for row in rows for name in row))
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, names, lineterminator="\n")
@@ -173,6 +176,7 @@ def _management_facts(nvml: Any) -> Iterator[tuple[str, Any]]:
     nvml.nvmlInit()
     handle = nvml.nvmlDeviceGetHandleByIndex(0)
     driver = nvml.nvmlSystemGetDriverVersion()
+    # older versions of pynvml return bytes
     yield "driver", driver.decode() if isinstance(driver, bytes) else str(driver)
     yield "power_limit_w", nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3
     for name, kind in (("sm", nvml.NVML_CLOCK_SM), ("memory", nvml.NVML_CLOCK_MEM)):

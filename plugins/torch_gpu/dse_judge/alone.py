@@ -40,6 +40,7 @@ def kernel_rows() -> Iterator[Callable[[], Row]]:
     for sms in [*(few for few in (1, 2, 4, 8, 16, 32, 48, 64, 96) if few < num_sms()), num_sms()]:
         for name in ("copy_by_sms", "add_by_sms"):
             yield partial(background_alone, partial(by_sms, name, sms, 128 << 20))
+    # 16 KiB to 256 MiB
     for power in range(14, 29, 2):
         yield partial(background_alone, partial(by_sms, "copy_by_sms", 16, 1 << power))
     for power in range(12, 29, 2):
@@ -81,6 +82,7 @@ def attention(*, sizes: tuple[int, int, int, int, int]) -> Row:
     """Scaled dot-product attention of torch, causal where there are as many queries as keys; head size 128, bf16."""
     batch, heads, groups, queries, keys = sizes
     sets = []
+    # keys and values: two tensors of 2 bytes a number
     for _ in range(copies_of(4 * batch * groups * keys * 128)):
         q = torch.randn(batch, heads, queries, 128, device=DEVICE).to(torch.bfloat16)
         k, v = (torch.randn(batch, groups, keys, 128, device=DEVICE).to(torch.bfloat16) for _ in range(2))
@@ -140,6 +142,7 @@ def _host_times(call: Call, count: int) -> Row:
         start_s = time.perf_counter()
         for _ in range(count):
             call()
+        # the host's time alone: the GPU may still work
         times.append((time.perf_counter() - start_s) / count)
     return dict(zip(("seconds", "scatter"), summary(times), strict=True))
 
@@ -147,6 +150,7 @@ def _host_times(call: Call, count: int) -> Row:
 def _capture(run: Callable[[], None]) -> Any:
     run()
     torch.cuda.synchronize()
+    # captured after a first run, which loads modules that a capture may not load
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
@@ -207,6 +211,7 @@ def under_load(*, name: str, make: Callable[[], Call], seconds: float = 5.0) -> 
     call = make()
     count = calls_in(call, 0.1)
     torch.cuda.synchronize()
+    # idle for a second, so that the clock lowered by the last work can rise again
     time.sleep(1.0)
     rows: list[Row] = []
     start_s = time.monotonic()
@@ -217,6 +222,7 @@ def under_load(*, name: str, make: Callable[[], Call], seconds: float = 5.0) -> 
             call()
         last.record()
         state: Row = {}
+        # clock and power are read while the GPU works: the last reading is kept
         while not last.query():
             time.sleep(0.02)
             state |= {"sm_clock_mhz": torch.cuda.clock_rate(0), "power_w": torch.cuda.power_draw(0) / 1e3}

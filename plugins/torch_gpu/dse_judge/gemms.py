@@ -53,6 +53,7 @@ GROUPS = [
 def gemm(size: Size, precision: str = "bf16") -> Call:
     """C[m, n] = A[m, k] B[n, k]^T, operands in turn."""
     m, n, k = size
+    # bytes of A, B and C
     sets = copies_of((1 if precision == "fp8" else 2) * (m * k + n * k) + 2 * m * n)
     return in_turn([product(size, precision) for _ in range(sets)])
 
@@ -61,6 +62,7 @@ def product(size: Size, precision: str = "bf16") -> Call:
     """A GEMM of operands of its own."""
     m, n, k = size
     if precision == "fp8":
+        # randn has no fp8
         a, b = (matrix(rows, k).to(torch.float8_e4m3fn) for rows in (m, n))
         scale = torch.ones((), device=DEVICE)
         return partial(torch._scaled_mm, a, b.t(), scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
@@ -83,9 +85,11 @@ def cut(a: torch.Tensor, b: torch.Tensor, axis: str, chunks: int) -> list[Call]:
         parts = zip(a.chunk(chunks), c.chunk(chunks), strict=True)
         return [partial(torch.matmul, part, b.t(), out=out) for part, out in parts]
     if axis == "n":
+        # columns of C are not contiguous: chunks along n have outputs of their own
         outs = [torch.empty(m, n // chunks, device=a.device, dtype=c.dtype) for _ in range(chunks)]
         return [partial(torch.matmul, a, part.t(), out=out) for part, out in zip(b.chunk(chunks), outs, strict=True)]
     pairs = zip(a.chunk(chunks, 1), b.chunk(chunks, 1), strict=True)
+    # as a copied chunk would lie
     slices = [(left.contiguous(), right.contiguous()) for left, right in pairs]
     first = partial(torch.matmul, slices[0][0], slices[0][1].t(), out=c)
     return [first, *(partial(torch.addmm, c, left, right.t(), out=c) for left, right in slices[1:])]
@@ -94,8 +98,10 @@ def cut(a: torch.Tensor, b: torch.Tensor, axis: str, chunks: int) -> list[Call]:
 def gemm_rows() -> Iterator[Callable[[], Row]]:
     """GEMMs whole, in chunks, two at once, grouped, and in a green context of fewer SMs."""
     yield from (partial(whole_gemm, size=size, precision="bf16") for size in GEMMS)
+    # some of all sizes: fp16 and bf16 have the same rate
     yield from (partial(whole_gemm, size=size, precision="fp16") for size in GEMMS[3::5])
     for m, n, k in GEMMS[6::3]:
+        # cuBLAS multiplies fp8 only with rows of multiples of 16 bytes
         if n % 16 == 0 and k % 16 == 0:
             yield partial(whole_gemm, size=(m, n, k), precision="fp8")
     cuts = [(axis, chunks) for axis in "mnk" for chunks in (2, 4, 8)]
@@ -131,6 +137,7 @@ def whole_gemm(*, size: Size, precision: str) -> Row:
 def gemm_in_chunks(*, size: Size, cut_as: tuple[str, int], streams: int) -> Row:
     """The chunks of a GEMM one after the other, or in turn on two streams."""
     axis, chunks = cut_as
+    # two sets of operands, so that a chunk is not in the cache when its turn comes again
     calls = [call for _ in range(2) for call in cut(*operands(size), axis, chunks)]
     for call in calls:
         call()
@@ -139,6 +146,7 @@ def gemm_in_chunks(*, size: Size, cut_as: tuple[str, int], streams: int) -> Row:
         if streams == 1:
             times.append(time_parts([Part(in_turn(calls), len(calls))])[0] / 2)
         else:
+            # chunks alternate between the streams
             halves = [in_turn(calls[side::2]) for side in range(2)]
             times.append(max(time_parts([Part(half, len(calls) // 2) for half in halves])) / 2)
     seconds, scatter = summary(times)
@@ -150,7 +158,7 @@ def two_gemms(*, size: Size) -> Row:
     """Two equal GEMMs at once, each on a stream of its own with weights of its own: the time of both."""
     calls = [gemm(size) for _ in range(2)]
     count = calls_in(calls[0])
-    calls_in(calls[1])
+    calls_in(calls[1])  # warms it up
     times = [max(time_parts([Part(call, count) for call in calls])) / count for _ in range(SAMPLES)]
     seconds, scatter = summary(times)
     return {**about("two at once", size), "streams": 2, "seconds": seconds, "scatter": scatter}
@@ -176,6 +184,7 @@ def green_gemm(*, size: Size, sms: int) -> Row:
     call = gemm(size)
     count = calls_in(call)
     context = GreenContext.create(num_sms=sms, device_id=0)
+    # from here on launches go to the context's SMs
     context.set_context()
     try:
         times = [time_queue(partial(repeat, call, count), count * LAUNCH_S) / count for _ in range(SAMPLES)]

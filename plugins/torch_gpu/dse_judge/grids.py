@@ -22,7 +22,7 @@ def sm_target(sms: int) -> Iterator[None]:
     try:
         yield
     finally:
-        _set_target(0)
+        _set_target(0)  # 0: all SMs
 
 
 def _set_target(sms: int) -> None:
@@ -35,6 +35,7 @@ def _set_target(sms: int) -> None:
 def _cublas() -> ctypes.CDLL:
     """The cuBLAS that torch has loaded."""
     torch.cuda.current_blas_handle()
+    # a second copy of the library would have handles of its own
     loaded = Path("/proc/self/maps").read_text("utf-8").split()
     return ctypes.CDLL(next(word for word in loaded if "/libcublas.so" in word))
 
@@ -51,6 +52,7 @@ def grid_of(call: Call) -> Row:
         profile.export_chrome_trace(str(path))
         events = json.loads(path.read_text("utf-8"))["traceEvents"]
     kernels = [event for event in events if event.get("cat") == "kernel"]
+    # split-k adds small kernels that reduce
     longest = max(kernels, key=lambda event: float(event["dur"]))
     x, y, z = longest["args"]["grid"]
     cells = {"kernel": longest["name"], "kernels": len(kernels), "blocks": x * y * z}

@@ -75,6 +75,7 @@ class Kernel:
 @cache
 def _compile(name: str, whole: bool) -> Any:
     kernel = torch.cuda._compile_kernel(SOURCE, name)
+    # above 48 KiB a kernel needs permission
     if whole and hasattr(kernel, "set_shared_memory_config"):
         kernel.set_shared_memory_config(WHOLE_SM_BYTES)
     elif whole:
@@ -113,10 +114,13 @@ def by_sms(name: str, sms: int, num_bytes: int = 64 << 20, *, whole: bool = True
     calls = [partial(kernel.launch, sms, num_bytes // 16, 1, pair) for pair in pairs]
 
     def lasting(number: float) -> Call:
+        # whole buffers as often as needed, so that one launch lasts as long as `number` calls
         rounds = math.ceil(number * num_bytes / BUFFER_BYTES)
+        # whole pages of 4 KiB, in units of 16 bytes
         size = int(number * num_bytes / rounds) // 4096 * 256
         return partial(kernel.launch, sms, size, rounds, (source, target))
 
+    # a sum reads its target too
     reads = num_bytes * (2 if name == "add_by_sms" else 1)
     return Background(name if whole else f"{name}_shared", sms, in_turn(calls), reads, num_bytes, lasting)
 
@@ -139,6 +143,7 @@ def by_engine(way: str, num_bytes: int = 32 << 20) -> Background:
         device = torch.zeros(num_bytes, dtype=torch.uint8, device=DEVICE)
         pairs.append((device, host) if way == "to_gpu" else (host, device))
     calls = [partial(target.copy_, source, non_blocking=True) for target, source in pairs]
+    # of HBM: the other end is host memory
     read, write = (0, num_bytes) if way == "to_gpu" else (num_bytes, 0)
     return Background(f"engine_{way}", 0, in_turn(calls), read, write)
 

@@ -37,6 +37,7 @@ ORDERS = [("copy first", 0), ("gemm first", 0), ("gemm first", -1)]
 def beside_rows() -> Iterator[Callable[[], Row]]:
     """Each GEMM beside each background; backgrounds that differ most come first."""
     for background in backgrounds():
+        # allocated when it is first measured, and kept for all GEMMs
         made: list[Background] = []
         yield from (partial(beside, background, made, size=size) for size in [*LARGE, *SMALL])
 
@@ -64,10 +65,12 @@ def _beside_lasting(
     """Each while the other goes on, the background as one launch that has its SMs before the GEMM begins."""
     gemm_s = time_parts([Part(call, counts[0])])[0] / counts[0]
     other_s = time_parts([Part(other.call, counts[1])])[0] / counts[1]
+    # in calls of the background: as long as three times all GEMMs
     longer = lasting(LONGER * counts[0] * gemm_s / other_s + 1.0)
     gemm_beside_s = time_parts([Part(longer), Part(call, counts[0], late=True)], own_start=True)[1] / counts[0]
     number = max(1.0, 2.0 * gemm_s / other_s)
     launch = lasting(number)
+    # GEMMs that outlast the background, but not the queue
     gemms = min(1000, math.ceil(LONGER * number * other_s / gemm_s) + 1)
     other_alone_s = time_parts([Part(launch)])[0] / number
     other_beside_s = time_parts([Part(launch), Part(call, gemms, late=True)])[0] / number
@@ -78,6 +81,7 @@ def _beside_trains(call: Call, other: Background, counts: tuple[int, int]) -> tu
     """Each while the other goes on, both as one launch after the other."""
     pairs = zip((call, other.call), counts, strict=True)
     alone = [time_parts([Part(work, number)])[0] / number for work, number in pairs]
+    # calls of each that last three times as long as the other's
     long = [max(1, math.ceil(LONGER * counts[1 - side] * alone[1 - side] / alone[side])) for side in range(2)]
     gemm_s = time_parts([Part(other.call, min(2000, long[1])), Part(call, counts[0])])[1] / counts[0]
     other_s = time_parts([Part(call, min(2000, long[0])), Part(other.call, counts[1])])[1] / counts[1]
@@ -100,6 +104,7 @@ def beside_with_target(*, size: Size, sms: int, left: int) -> Row:
         count = calls_in(call)
         alone_s = [time_parts([Part(call, count)])[0] / count for _ in range(7)]
         assert other.lasting is not None
+        # calls of the holding kernel, which takes SMs for HELD_US each
         longer = other.lasting(LONGER * count * statistics.median(alone_s) / (1e-6 * HELD_US) + 1.0)
         parts = [Part(longer), Part(call, count, late=True)]
         beside_s = [time_parts(parts, own_start=True)[1] / count for _ in range(7)]
@@ -118,6 +123,7 @@ def starts(*, size: Size, kernel: str, sms: int) -> list[Row]:
     """Ends of a GEMM and a copy: the copy first, the GEMM first, the GEMM first and the copy of high priority."""
     call = gemm(size)
     gemm_s = median_of(call, 5)[0]
+    # its rate scales the copy to the length of the GEMM
     trial = by_sms(kernel, sms, 8 << 20)
     num_bytes = int((8 << 20) * gemm_s / median_of(trial.call, 5)[0])
     # whole pages, within the buffers that there are
@@ -137,6 +143,7 @@ def starts(*, size: Size, kernel: str, sms: int) -> list[Row]:
 def _ends(gemm_call: Call, copy: Call, order: str, priority: int) -> list[float]:
     """Ends of the GEMM and of the copy [s]; the first to start is also queued first."""
     if order == "copy first":
+        # ends in the order GEMM, copy
         return time_parts([Part(copy, priority=priority), Part(gemm_call, late=True)])[::-1]
     return time_parts([Part(gemm_call), Part(copy, late=True, priority=priority)])
 
@@ -152,6 +159,7 @@ def pipeline_rows() -> Iterator[Callable[[], Row]]:
 def pipeline(*, size: Size, cut_as: tuple[str, int], mover: tuple[str, int]) -> Row:
     """Seconds of the pipeline, of all copies and then one GEMM, and of each alone; the input of A is copied."""
     (axis, chunks), (kernel, sms), (m, _, k) = cut_as, mover, size
+    # A in bf16, cut along either axis
     num_bytes = 2 * m * k // chunks
     calls = cut(*operands(size), axis, chunks)
     uncut = product(size)
@@ -174,6 +182,7 @@ def pipeline(*, size: Size, cut_as: tuple[str, int], mover: tuple[str, int]) -> 
 def _pipeline(copy: Call, calls: Sequence[Call]) -> None:
     """Queue copies on a second stream, and each chunk behind its copy."""
     main, second = torch.cuda.current_stream(), stream_of(1, -1)
+    # copies begin with the run, not before it
     second.wait_stream(main)
     for call in calls:
         with torch.cuda.stream(second):

@@ -99,6 +99,7 @@ def calls_in(call: Call, seconds: float = SAMPLE_S) -> int:
     torch.cuda.synchronize()
     # the first may still load a module or choose an algorithm
     call_s = min(time_parts([Part(call, 2)])[0] / 2 for _ in range(2))
+    # more calls would make the GPU wait long for its queue to be filled
     return max(1, min(400, math.ceil(seconds / max(call_s, 1e-7))))
 
 
@@ -134,6 +135,7 @@ def time_queue(run: Callable[[], None], host_s: float = 2e-3) -> float:
     """Seconds of a run whose calls are all queued before it begins, within `host_s`."""
     torch.cuda.synchronize()
     first, last = timed_event(), timed_event()
+    # too long a wait costs time, too short a one counts the host's
     torch.cuda._sleep(int(CYCLES_PER_S * host_s))
     first.record()
     run()

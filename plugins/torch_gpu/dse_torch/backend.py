@@ -121,6 +121,7 @@ class KernelLists(Frozen):
             trees[f"gemm {m}x{n}x{k} {precision}"] = {"operation": "gemm", **gemm}
         for size in self.copies:
             trees[f"copy {size:.0f} B"] = {"operation": "copy", "num_bytes": size}
+        # every GEMM with every size of copy
         for precision, (m, n, k), size in itertools.product(self.precisions, self.overlaps, self.beside):
             gemm = {"m": m, "n": n, "k": k, "precision": precision}
             trees[f"overlap {m}x{n}x{k} {precision}, {size:.0f} B"] = {
@@ -165,6 +166,7 @@ class TorchBackend(Backend):
         if self.absence():
             return _VERSION
         machine = self._machine()
+        # samples too: a median of few is another measurement
         return "+".join([_VERSION, str(self._settings.samples), machine.name, machine.software])
 
     def _machine(self) -> Machine:
@@ -210,6 +212,7 @@ class TorchBackend(Backend):
         section, _, name = path.partition(".")
         if section != "kernel" or name not in Kernel.model_fields or name == "operation":
             return None
+        # a knob that does not act would give equal points
         counts = _OF_COPY if name == "mover" else _OF_GEMM if name == "free_sms" else (tree["kernel"].get("operation"),)
         return {} if tree["kernel"].get("operation") in counts else {"kernel.operation": "overlap"}
 
@@ -217,6 +220,7 @@ class TorchBackend(Backend):
         """More GPUs than this machine has."""
         assert isinstance(design, KernelDesign)
         count = design.kernel.gpus or 0
+        # without a device nothing is known to be too many
         if count and not self.absence() and count > self._machine().count:
             rule = f"is more than the {self._machine().count} of this machine"
             return [Problem("kernel.gpus", rule, str(count), "leave them out: kernels.gpus=[]")]
@@ -241,12 +245,15 @@ class TorchBackend(Backend):
             else:
                 try:
                     samplers[place] = Sampler(machine, *design.kernel.parts())
+                    # all kernels are warm before the first sample of any
                     samplers[place].warm_up()
                 except (OutOfMemory, ValueError) as error:
                     samplers.pop(place, None)
                     results[place] = _refusal(error, machine)
         rows: dict[int, list[tuple[float, ...]]] = {place: [] for place in samplers}
+        # one sample of each kernel in turn: a drift of the clock meets all alike
         for _, place in itertools.product(range(self._settings.samples), list(samplers)):
+            # out of memory in an earlier turn
             if place in results:
                 continue
             try:
@@ -275,6 +282,7 @@ class TorchBackend(Backend):
         drift = float(np.median(times[-third:]) / np.median(times[:third]) - 1)
         scatter = float((three - quarter) / median)
         engine = f"{machine.name}, {machine.software}"
+        # a median of such times may not be trusted: no point rather than a wrong one
         if scatter > self._settings.most_scatter:
             text = (
                 f"its times scatter by {100 * scatter:.0f} % (more than simulator.most_scatter): is the device shared?"
@@ -288,6 +296,7 @@ class TorchBackend(Backend):
         metrics = {"seconds": median, "low_s": low, "high_s": high, "scatter": scatter, "drift": drift}
         metrics |= {"clock_hz": machine.clock_hz(), "gemm_slowdown": 1.0, "copy_slowdown": 1.0}
         metrics |= _rates(kernel, median, np.median(samples, axis=0))
+        # what does not apply to an operation is 0
         return Result("ok", dict.fromkeys(self.metrics, 0.0) | metrics, engine=engine)
 
     def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
@@ -298,6 +307,7 @@ class TorchBackend(Backend):
 
 def _rates(kernel: Kernel, seconds: float, medians: Floats) -> dict[str, float]:
     """Metrics that depend on the operation. medians: of each time of a sample."""
+    # two operations of each multiply-add
     flop, size = 2.0 * (kernel.m or 0) * (kernel.n or 0) * (kernel.k or 0), float(kernel.num_bytes or 0)
     if kernel.operation == "gemm":
         return {"flop_per_s": flop / seconds, "gemm_s": seconds}
@@ -310,6 +320,7 @@ def _rates(kernel: Kernel, seconds: float, medians: Floats) -> dict[str, float]:
     return {
         "gemm_s": gemm_s,
         "copy_s": copy_s,
+        # rates while both run
         "flop_per_s": flop / gemm_beside,
         "bytes_per_s": size / copy_beside,
         **slower,
@@ -326,5 +337,6 @@ def median_interval(times: Floats) -> tuple[float, float, float]:
 
 def _refusal(error: Exception, machine: Machine) -> Result:
     """The result of a kernel that could not be run: failed, or unsupported where the device cannot do it."""
+    # ValueError: the device cannot do it, as leaving SMs free; others may succeed another time
     status: Literal["unsupported", "failed"] = "unsupported" if isinstance(error, ValueError) else "failed"
     return Result(status, reason=str(error), engine=f"{machine.name}, {machine.software}")

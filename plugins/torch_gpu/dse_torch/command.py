@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 RECORD = "verdict"
 _OPERATORS = ("gather_gemm", "gemm_reduce")
+# emitted files are read, not imported: they need a process of their own for each rank
 _RANKS = re.compile(r"^RANKS = (\d+)$", re.MULTILINE)
 _MESSAGES = re.compile(r'^    \("send", ', re.MULTILINE)
 _SHOWN = ("GEMMs alone", "GEMMs and other work at once", "Constants")  # all sections are in the record
@@ -50,6 +51,7 @@ def judge(words: Sequence[str]) -> CommandAnswer:
 
     Raises ConfigError where there is no GPU, and for words that would not be read.
     """
+    # without `data` or `operators` this machine is measured
     way = next((name for name in _WAYS if name and any(word.startswith(f"{name}=") for word in words)), "")
     options = pairs(words, {way: ""} if way else {}, optional=_WAYS[way])
     if way == "operators":
@@ -89,6 +91,7 @@ def _measure(options: Mapping[str, str]) -> Path:
     if not _num_gpus():
         way = "measure where one is, by `python -m dse_judge --out <folder>` (torch alone); then judge data=<folder>"
         raise ConfigError([Problem("judge", "needs a GPU that PyTorch sees", way_out=way)])
+    # imports torch: only where a GPU was found
     main: Any = importlib.import_module("dse_judge.__main__")
     check, names = Problems(), options["tables"].split(",") if "tables" in options else TABLES
     for name in names:
@@ -172,7 +175,9 @@ def _operator_row(file: Path) -> dict[str, Any]:
     row: dict[str, Any] = {"operator": file.stem, "ranks": ranks}
     package = file.resolve().parent
     words = [f"--nproc-per-node={ranks}", "-m", f"{package.name}.{file.stem}", "--json"]
+    # operators with messages need a GPU for each rank
     words += ["--one-gpu"] if not _MESSAGES.search(text) and 0 < _num_gpus() < ranks else []
+    # -P: the current folder is not importable
     command = [sys.executable, "-P", "-m", "torch.distributed.run", *words]
     try:
         with tempfile.TemporaryDirectory(prefix="dse-operators-") as place, safe_imports():

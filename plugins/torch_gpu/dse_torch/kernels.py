@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 """Precision -> the name of its type in torch."""
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-SAMPLE_S = 1e-3
+SAMPLE_S = 1e-3  # a sample: long against the resolution of events, some 0.5 us
 _MOST_CALLS = 1000
 _FLUSHED_BYTES = 256 << 20  # of buffers that are used in turn, so that no cache holds the next one
 _TIMEOUT_S = 300.0
@@ -68,6 +68,7 @@ class Machine:
         torch = torch_module()
         if device == "cpu":
             return cls("cpu")
+        # builds for ROCm have their GPUs under `cuda` too
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if index >= count:
             there = f"sees {count} GPUs" if count else "sees no GPU"
@@ -141,6 +142,7 @@ class Gemm:
         size = kind.itemsize * (self.m * self.k + self.n * self.k + self.m * self.n)
         sets = []
         for _ in range(_copies(size)):
+            # random values: zeros would draw less power and run at a higher clock
             a, b = (torch.randn(rows, self.k, device=machine.device).to(kind) for rows in (self.m, self.n))
             sets.append((a, b, torch.empty(self.m, self.n, device=machine.device, dtype=kind)))
         return _in_turn([partial(torch.matmul, a, b.t(), out=out) for a, b, out in sets])
@@ -148,6 +150,7 @@ class Gemm:
     @contextmanager
     def restrict_sms(self, machine: Machine) -> Iterator[None]:
         """Leave SMs free while GEMMs are launched. Raises ValueError where torch cannot."""
+        # newer versions of torch alone have it
         restrict: Any = getattr(torch_module()._C, "_set_sm_carveout_experimental", None)
         if not self.free_sms:
             yield
@@ -175,6 +178,7 @@ class Copy:
         pairs = []
         for _ in range(_copies(2 * self.num_bytes)):
             source = torch.empty(self.num_bytes, dtype=torch.uint8, device="cpu" if at_host else machine.device)
+            # pinned: a copy engine cannot read pageable memory by itself
             source = source.pin_memory() if at_host else source.zero_()
             pairs.append((torch.empty(self.num_bytes, dtype=torch.uint8, device=machine.device), source))
         if self.mover == "kernel":  # a kernel of its own: a copy might be given to an engine
@@ -184,10 +188,12 @@ class Copy:
 
 def _copies(num_bytes: int) -> int:
     """Number of sets of buffers that are used in turn."""
+    # large buffers flush the caches by themselves
     return max(1, min(8, math.ceil(_FLUSHED_BYTES / max(1, num_bytes))))
 
 
 def _in_turn(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    # a counter without an end
     turn = iter(range(1 << 62))
 
     def call() -> object:
@@ -212,6 +218,7 @@ class Sampler:
             for place, call in enumerate(self._calls):
                 for _ in range(_WARM_UPS):
                     call()
+                # after warm-ups, which load kernels and choose algorithms
                 spent = self._time([(call, 1)])[0]
                 self._numbers[place] = min(_MOST_CALLS, max(1, math.ceil(SAMPLE_S / max(spent, 1e-7))))
 
@@ -231,9 +238,11 @@ class Sampler:
             numbers = [max(1, round(longest / seconds)) for seconds in alone]
             together = self._time(list(zip(self._calls, numbers, strict=True)))
             beside = [seconds / number for seconds, number in zip(together, numbers, strict=True)]
+            # last: one call of each, from a common start to the end of both
             return (*alone, *beside, max(self._time([(call, 1) for call in self._calls])))
 
     def _restriction(self) -> Any:
+        # copies alone restrict nothing
         return (self._gemm or Gemm(1, 1, 1, "fp32")).restrict_sms(self._machine)
 
     def _time(self, parts: Sequence[tuple[Callable[[], object], int]]) -> list[float]:
@@ -255,12 +264,14 @@ def _time_on_gpu(machine: Machine, parts: Sequence[tuple[Callable[[], object], i
         most = max(number for _, number in parts)
         for turn in range(most):
             for stream, (call, number) in zip(streams, parts, strict=True):
+                # exactly `number` of the turns, spread evenly
                 if turn * number // most < (turn + 1) * number // most:
                     with torch.cuda.stream(stream):
                         call()
         for stream, end in zip(streams, ends, strict=True):
             end.record(stream)
         machine.finish()
+        # elapsed_time is in ms
         return [1e-3 * began.elapsed_time(end) for end in ends]
 
 
@@ -271,6 +282,7 @@ def _time_on_cpu(parts: Sequence[tuple[Callable[[], object], int]]) -> list[floa
         call, number = part
         for _ in range(number):
             call()
+        # each thread from the common start
         return time.perf_counter() - began
 
     if len(parts) == 1:
@@ -287,6 +299,7 @@ def _memory_errors() -> Iterator[None]:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         text = str(error).lower()
+        # the allocator of CPUs raises a plain RuntimeError
         if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "can't allocate memory" not in text:
             raise
         if torch.cuda.is_available():
@@ -305,20 +318,27 @@ def collective_samples(machine: Machine, kind: str, num_bytes: int, gpus: int, *
     import torch.multiprocessing as processes
 
     with tempfile.TemporaryDirectory() as folder, safe_imports():
+        # CUDA cannot be used in processes that were forked
         queue = processes.get_context("spawn").SimpleQueue()
         collective = _Collective(kind, num_bytes, gpus, machine.kind, samples, f"file://{folder}/meet")
         started = processes.spawn(_rank, (collective, queue), nprocs=gpus, join=False)
-        ended, until = False, time.monotonic() + _TIMEOUT_S
+        ended, until, times = False, time.monotonic() + _TIMEOUT_S, list[Floats]()
         try:
             while not ended and time.monotonic() < until:
+                # raises what a process raised
                 ended = started.join(timeout=1.0)
+                # a process ends only when its times have left the pipe, which holds 64 KiB
+                while not queue.empty():
+                    times.append(queue.get())
         except Exception as error:
             raise RuntimeError(f"a process of the collective failed: {str(error).strip().splitlines()[-1]}") from None
         if not ended:
             for process in started.processes:
+                # a rank may wait for another one for ever
                 process.kill()
             raise RuntimeError(f"the collective did not end within {_TIMEOUT_S:g} s")
-        return np.asarray(np.max([queue.get() for _ in range(gpus)], axis=0), float)
+        # a collective has ended when its slowest process has
+        return np.asarray(np.max(times, axis=0), float)
 
 
 @dataclass(frozen=True)
@@ -337,6 +357,7 @@ class _Collective:
         torch = torch_module()
         from torch import distributed
 
+        # numbers of 4 bytes, in as many parts as there are GPUs
         size = max(1, self.num_bytes // 4 // self.gpus)
         buffer = torch.zeros(size * self.gpus, dtype=torch.float32, device=machine.device)
         part, other = buffer[:size].clone(), torch.empty_like(buffer)
@@ -362,6 +383,7 @@ def _rank(rank: int, collective: _Collective, queue: Any) -> None:
     parts = [(collective.calls(machine)[collective.kind], 1)]
     times = []
     for _ in range(_WARM_UPS + collective.samples):
+        # processes begin each sample together
         distributed.barrier()
         machine.finish()
         times += _time_on_gpu(machine, parts) if machine.kind == "cuda" else _time_on_cpu(parts)

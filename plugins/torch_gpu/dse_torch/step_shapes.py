@@ -31,6 +31,7 @@ LAYERS, BATCH, LENGTH = 2, 4, 128
 """Of the step that was recorded; all else is BERT-Large's."""
 _FIELDS = ("phase", "operator", "batch", "m", "n", "k", "elements", "times")
 _GEMMS = ("mm", "addmm", "bmm", "baddbmm")
+# operators that launch no kernel: they change how a tensor is looked at
 _VIEWS = (
     "view",
     "t",
@@ -72,6 +73,7 @@ def record(model: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     torch.manual_seed(0)
     bert = _bert(torch, model)
+    # foreach joins parameters, which hides the shapes of each
     optimizer = torch.optim.AdamW(bert.parameters(), foreach=False)
     tokens = torch.randint(model["vocab"], (BATCH, LENGTH))
     with Recorder():
@@ -87,6 +89,7 @@ def _sizes(name: str, args: Sequence[Any]) -> Gemm:
     """batch, m, n and k of a GEMM; zeros of other operators."""
     if name not in _GEMMS:
         return 0, 0, 0, 0
+    # addmm and baddbmm have the summand in front
     left, right = args[-2:] if name in ("mm", "bmm") else args[1:3]
     batch = left.shape[0] if left.dim() == 3 else 1
     return batch, left.shape[-2], right.shape[-1], left.shape[-1]
@@ -112,6 +115,7 @@ def _bert(torch: Any, model: Mapping[str, Any]) -> Any:
         def forward(self, x: Any) -> Any:
             split = (BATCH, LENGTH, heads, hidden // heads)
             q, k, v = (part(x).view(split).transpose(1, 2) for part in (self.query, self.key, self.value))
+            # written out: a fused attention would be one operator
             scores = (q @ k.transpose(-1, -2)) / (hidden // heads) ** 0.5
             attended = (self.drop(scores.softmax(-1)) @ v).transpose(1, 2).reshape(BATCH, LENGTH, hidden)
             x = self.norms[0](x + self.drop(self.out(attended)))
@@ -125,6 +129,7 @@ def _bert(torch: Any, model: Mapping[str, Any]) -> Any:
 
         def forward(self, tokens: Any) -> Any:
             x = self.norm(self.words(tokens) + self.places.weight[:LENGTH])
+            # the output shares its weights with the embedding
             logits = functional.linear(self.layers(x), self.words.weight)
             return functional.cross_entropy(logits.view(-1, vocab), tokens.view(-1))
 
@@ -143,6 +148,7 @@ def recorded_gemms(rows: Sequence[Mapping[str, Any]]) -> Counter[Gemm]:
     for row in rows:
         batch, m, n, k = (int(row[name]) for name in ("batch", "m", "n", "k"))
         if batch:
+            # a product and its transpose are the same work
             counts[batch, min(m, n), max(m, n), k] += int(row["times"])
     return counts
 
@@ -173,6 +179,7 @@ def _class_of(name: str, elements: int, model: Mapping[str, Any]) -> str:
     for part, kind in {**names, "clone": "layouts"}.items():
         if name.startswith(part):
             return kind
+    # as large as the table of words: its gradient
     if elements == model["vocab"] * model["hidden"]:
         return "embedding"
     return "softmax" if elements == model["heads"] * BATCH * LENGTH**2 else "norm"  # with dropout and residuals
@@ -188,6 +195,7 @@ def passes(rows: Sequence[Mapping[str, Any]], design: StepDesign, model: Mapping
         elements, times, name = int(row["elements"]), int(row["times"]), str(row["operator"])
         if row["phase"] != "optimizer" and name not in (*_GEMMS, *_ALLOCATIONS):
             line = by_class.setdefault(_class_of(name, elements, model), [0.0] * 4)
+            # fp32: 4 bytes
             line[0], line[1] = line[0] + times, line[1] + 4.0 * times * elements
     for part in iteration(design).passes.parts:
         work, count = part.op.work, float(part.times)

@@ -60,8 +60,10 @@ def gemms_of(ok: pd.DataFrame) -> pd.DataFrame:
     """GEMMs as `calibrate` reads them: column-major, of `m` out features and `n` tokens; times in ms."""
     import pandas as pd
 
+    # GEMMs on fewer SMs are no measurement of the whole GPU
     rows = ok[(ok[_OPERATION] == "gemm") & (ok["kernel.free_sms"] == 0)]
     columns = {"device": _device(rows), "precision": rows["kernel.precision"], "op": "gemm"}
+    # column-major: C^T = B A^T, so that rows and columns change places
     columns |= {"m": rows["kernel.n"], "n": rows["kernel.m"], "k": rows["kernel.k"], "ta": "T", "tb": "N"}
     sizes = dict.fromkeys(("m", "n", "k"), "int64")
     return pd.DataFrame(columns | {"fwd_ms": 1e3 * rows["seconds"]}).astype(sizes if len(rows) else {})
@@ -91,6 +93,7 @@ def overlaps_of(ok: pd.DataFrame) -> pd.DataFrame:
     rows = ok[ok[_OPERATION] == "overlap"]
     if not len(rows) or not len(inside):
         return pd.DataFrame()
+    # a copy inside the device reads and writes: twice its bytes
     memory = 2.0 * float(inside["bytes_per_s"].max())
     predicted = [_both_s(row, memory) for row in rows.to_dict("records")]
     shape = rows["kernel.m"].astype(int).astype(str)
@@ -105,12 +108,14 @@ def overlaps_of(ok: pd.DataFrame) -> pd.DataFrame:
 def _both_s(row: dict[Any, Any], memory_bytes_per_s: float) -> float:
     """Time [s] of a GEMM and a copy that begin together, from each alone and the memory that they share."""
     m, n, k = (float(row[f"kernel.{name}"]) for name in ("m", "n", "k"))
+    # A, B and C once each
     moved = ELEMENT_BYTES[row["kernel.precision"]] * (m * k + n * k + m * n)
     copied = float(row["kernel.num_bytes"]) * (2.0 if row["kernel.mover"] == "kernel" else 1.0)
     build = GraphBuilder()
     memory = build.resource("memory", memory_bytes_per_s)
     for name, traffic in (("gemm", moved), ("copy", copied)):
         alone = float(row[f"{name}_s"])
+        # alone a task draws what it drew when measured; both share the memory
         build.task(name, name, uses={memory: 1.0}, work=traffic, cap=traffic / alone)
     return float(ENGINE.run(build.build()).makespan[0])
 

@@ -53,11 +53,13 @@ class MeasuredGpu:
 
     def plan(self, precision: Any = "bf16", mover: Any = "cu") -> ChunkCosts:
         """Costs of GEMMs of any size as overlap plans take them."""
+        # sizes are given with each cost: only the precision counts here
         return ChunkCosts(ScheduleSystem.of(self.tree), Gemm(m=1, n=1, k=1, precision=precision), mover, None)
 
     def lost(self, rows: pd.DataFrame) -> Any:
         """Slowdown of GEMMs on the SMs that are left, as overlap plans predict it."""
         size, plan = sizes_of(rows), self.plan()
+        # second argument: SMs that others take
         return plan.cost(size, rows["sms"].to_numpy(float)).seconds / plan.cost(size, 0).seconds
 
     def inside(self, rows: pd.DataFrame, precision: str, predicted: Any) -> Any:

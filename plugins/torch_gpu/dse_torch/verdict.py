@@ -25,6 +25,7 @@ from simulators.costs.gemm import GemmShape, gemm_cost
 from simulators.costs.gemm.fitted import FittedGemms
 
 PRECISIONS = ("bf16", "fp16", "fp8")
+# of a GEMM: with few, reading the weights bounds it; with many, FLOP do
 TOKENS = {"up to 256": (0, 256), "257 to 2048": (256, 2048), "more": (2048, np.inf)}
 WARM_S = 2.0  # of load, after which clock and power no longer change
 TOLERANCE = 0.05  # of a constant from the median of what was measured
@@ -44,6 +45,7 @@ def gemm_seconds(gpu: MeasuredGpu, rows: pd.DataFrame, precision: str) -> Iterat
     loaded = gpu.hardware.gpu.loaded
     for door, clock in {
         "overlap plan": 1.0,
+        # long GEMMs lower the clock, as steps of seconds have them
         "step plan": loaded.gemm_clock if loaded else 1.0,
         "full clock": 1.0,
     }.items():
@@ -53,6 +55,7 @@ def gemm_seconds(gpu: MeasuredGpu, rows: pd.DataFrame, precision: str) -> Iterat
             else:
                 chip = FittedGemms.of(gpu.hardware, precision).at_clock(clock)
                 cost = gemm_cost(chip, GemmShape.row_major(*sizes_of(rows)))
+            # measured times are of kernels that follow one another, launches included
             yield door, cost.seconds + cost.launch_s
         except ValueError as error:
             yield door, str(error)
@@ -83,7 +86,9 @@ def beside(gpu: MeasuredGpu) -> Iterator[Row]:
         if other not in ("copy_by_sms", "add_by_sms", "hold_sms") and not engine:
             continue
         plan = gpu.plan(mover="dma" if engine else "cu")
+        # as overlap plans slow a GEMM
         law = plan.beside(sizes_of(rows), sms, masked=False, accumulate=False).law
+        # held SMs take compute alone, copies HBM as well; factors are speeds
         predicted = gpu.lost(rows) if other == "hold_sms" else np.broadcast_to(1 / law.factors[0], len(rows))
         spreads = _spread("measured", rows["slowdown"]) | _spread("predicted", predicted)
         yield {"beside": other, "sms": int(sms[0]), **spreads, "other": float(rows["other_slowdown"].median())}
@@ -95,6 +100,7 @@ def targets(gpu: MeasuredGpu) -> Iterator[Row]:
     fits: share of GEMMs that the held SMs do not delay at all: each block, or cluster of blocks, has its SMs at once.
     """
     rows, cases = gpu.table("targets"), ["m", "n", "k", "sms"]
+    # the GEMM alone, for which cuBLAS counts on all SMs
     whole = rows.query("left == 0").set_index(cases)["gemm_alone_s"].rename("whole_s")
     rows = rows.join(whole, on=cases)
     rows = rows.assign(
@@ -114,6 +120,7 @@ def chunks(gpu: MeasuredGpu) -> Iterator[Row]:
         sizes = dict(zip("mnk", sizes_of(rows), strict=True))
         cut = {name: size / (number if name == axis else 1.0) for name, size in sizes.items()}
         size, undivided = (cut["m"], cut["n"], cut["k"]), plan.cost(sizes_of(rows), 0)
+        # chunks along k add to the output, which they read as well
         first, later = plan.cost(size, 0), plan.cost(size, 0, accumulate=axis == "k")
         seconds = first.seconds + (number - 1) * later.seconds + number * first.launch_s
         ratio = seconds / (undivided.seconds + undivided.launch_s)
@@ -138,6 +145,7 @@ def memory(gpu: MeasuredGpu) -> Iterator[Row]:
     rate = (rows["bytes_read"] + rows["bytes_written"]) / rows["seconds"]
     rows = rows.assign(bytes_per_s=rate, of_hbm_bytes_per_s=rate / float(gpu.hardware.gpu.hbm_bytes_per_s or np.nan))
     mib = 1 << 20
+    # copies by some SMs have 128 MiB, kernels over all SMs their largest size
     rows = rows[rows["bytes_written"].eq(128 * mib) | (rows["bytes_written"].eq(256 * mib) & rows["sms"].eq(0))]
     for row in rows[["kernel", "sms", "bytes_written", "bytes_per_s", "of_hbm_bytes_per_s"]].to_dict("records"):
         yield {str(name): value for name, value in row.items()}
@@ -159,6 +167,7 @@ def load(gpu: MeasuredGpu) -> Iterator[Row]:
         row: Row = {"work": work, "sm_clock_mhz": warm["sm_clock_mhz"], "power_w": warm["power_w"]}
         if str(work).startswith("gemm"):
             size, precision = float(str(work).split()[1]), "fp8" if "fp8" in str(work) else "bf16"
+            # square GEMMs, by their name
             rate = 2 * size**3 / warm["call_s"]
             alone_s = gpu.whole(precision).query(f"m == {size} and n == {size} and k == {size}")["seconds"]
             row |= {"flop_per_s": rate, "of_peak": rate / peaks[precision]}
@@ -188,6 +197,7 @@ def _compared(gpu: MeasuredGpu) -> Iterator[tuple[str, float, Any]]:
     """Yield what a constant is compared with, its value, and the values that were measured."""
     system, rows, cases = gpu.hardware.gpu, gpu.beside, ["m", "n", "k", "sms"]
     copies, holds = rows.query("other == 'copy_by_sms'"), rows.query("other == 'hold_sms'")
+    # the same SMs copying and held: their ratio is what the copy's traffic adds
     both = copies.merge(holds, on=cases, suffixes=("", "_held")).query("sms <= 16")
     few = holds.query("sms <= 16")
     yield "costs.gemm: time on the SMs left, measured over predicted", 1.0, few["slowdown"] / gpu.lost(few)
@@ -203,12 +213,14 @@ def _compared(gpu: MeasuredGpu) -> Iterator[tuple[str, float, Any]]:
         yield "contention.late_start: delay of copies that come later", float(law.late_start), delay
     rates = [row["bytes_per_s"] for row in memory(gpu) if row["sms"] == 0]
     yield "hbm_bytes_per_s: copies of 256 MiB", float(system.hbm_bytes_per_s or 0), rates
+    # without graphs, as schedules launch; GEMMs take longer than a launch
     gaps = gpu.table("launches").query("what == 'kernel after kernel' and of != 'gemm' and graph == 0")
     yield "kernel_launch_s: kernel after kernel", float(system.kernel_launch_s or 0), gaps["seconds"]
     if system.loaded is not None:
         shares = [row["of_rate_alone"] for row in load(gpu) if "of_rate_alone" in row]
         yield "loaded.gemm_clock: rate under load over alone", float(system.loaded.gemm_clock), shares
     wide = gpu.whole().query("m >= 4096 and n >= 4096 and k >= 4096")
+    # large GEMMs reach the sustained rate; small ones have partial waves
     rate = 2 * wide["m"] * wide["n"] * wide["k"] / wide["seconds"] / float(system.num_cus)
     yield "matrix_flop_per_s_per_cu: GEMMs from 4096 on", float(system.matrix_flop_per_s_per_cu or 0), rate
 
@@ -247,6 +259,7 @@ def _lines_of(gpu: str, sections: Sections) -> pd.DataFrame:
     """Lines of a panel: what was measured with its range, engines as a constant, what is predicted of copies."""
     every = pd.DataFrame(next(rows for name, rows in sections.items() if name.startswith("GEMMs and other")))
     copies = every[every["beside"] == "copy_by_sms"]
+    # copy engines take no SMs: one value, drawn over all
     engines = every[every["beside"] == "engine_to_gpu"].iloc[[0] * len(copies)].assign(sms=copies["sms"].to_numpy())
     measured = pd.concat([copies, every[every["beside"] == "hold_sms"], engines])
     names = {"measured": "y", "measured_low": "range_low", "measured_high": "range_high"}

@@ -54,6 +54,7 @@ class ArrivalBackend(Backend):
     def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
         """One scenario per stream. Raises ConfigError for names of `only` that no stream has."""
         streams = {str(stream["name"]): stream for stream in tree["arrivals"].get("streams", [])}
+        # an empty list means all streams
         only, check = tree["arrivals"].get("only") or list(streams), Problems()
         if not streams:
             check.add("arrivals.streams", "is empty", way_out="use arrivals=streams")
@@ -102,6 +103,7 @@ class ArrivalBackend(Backend):
         if refused is not None:
             return refused
         done = serve(design.system.gpu, arrivals_of(design.arrivals), design.logic)
+        # by Little's law: seconds of all GEMMs over the makespan are the mean number of them at once
         busy = float((done.done_s - done.begun_s).sum()) / done.makespan_s
         metrics = {"makespan_s": done.makespan_s, "turnaround_s": done.turnaround_s, "mean_degree": busy}
         metrics |= {"decisions": float(len(done.degrees)), "cost_proxy": float(cost_proxy(design.system))}

@@ -29,6 +29,7 @@ class GoldylocArrivals(Plain):
     def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
         """The gap to the oracle and the gains, over all streams."""
         seconds = seconds_by_policy(run.outputs.read_table("results"))
+        # a gap needs the oracle, and gains need what they are over
         if {"dynamic", "oracle", "sequential", "default"} <= set(seconds):
             yield "gains", gains(seconds)
 
@@ -45,6 +46,7 @@ def seconds_by_policy(table: pd.DataFrame) -> pd.DataFrame:
     if not {_POLICY, _DEGREE} <= set(ok):
         return ok.iloc[:0, :0]
     names = [
+        # a fixed degree is a policy of its own, for each degree
         f"static {degree:.0f}" if policy == "static" else str(policy)
         for policy, degree in zip(ok[_POLICY].astype(str), ok[_DEGREE].astype(float), strict=True)
     ]
@@ -57,6 +59,7 @@ def gains(seconds: pd.DataFrame) -> Mapping[str, float]:
     in hindsight for each stream, and for all streams together.
     """
     dynamic, static = seconds["dynamic"], seconds[[name for name in map(str, seconds) if name.startswith("static")]]
+    # over the shortest of all columns: a fixed degree may beat the oracle, which tries one decision at a time
     gap = dynamic / seconds.min(axis=1) - 1
     means = {str(name): geometric_mean(static[name] / dynamic) for name in static}
     return {
@@ -65,6 +68,7 @@ def gains(seconds: pd.DataFrame) -> Mapping[str, float]:
         "over_sequential": geometric_mean(seconds["sequential"] / dynamic),
         "over_default": geometric_mean(seconds["default"] / dynamic),
         "over_best_static_of_each": geometric_mean(static.min(axis=1) / dynamic),
+        # the best single degree is the one over which the logic gains least
         "over_best_static_of_all": min(means.values()),
         **{f"over_{name.replace(' ', '_')}": value for name, value in means.items()},
     }

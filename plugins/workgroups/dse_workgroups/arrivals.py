@@ -73,6 +73,7 @@ def arrivals_of(spec: ArrivalSpec) -> Arrivals:
 def _poisson(spec: ArrivalSpec) -> Rows:
     if not spec.shapes:
         raise ConfigError([Problem("arrivals.shapes", "is empty, and GEMMs are drawn from it")])
+    # one generator with the seed: times before shapes, so that a change of shapes keeps times
     random = np.random.default_rng(int(spec.seed))
     times = np.cumsum(random.exponential(float(spec.gap), int(spec.jobs)))
     picks = random.integers(len(spec.shapes), size=int(spec.jobs))
@@ -86,6 +87,7 @@ def _recurrent(spec: ArrivalSpec) -> Rows:
         (
             0.0,
             shape,
+            # the layer below in this step, and this layer in the step before
             tuple([step * spec.layers + layer - 1] * (layer > 0) + [(step - 1) * spec.layers + layer] * (step > 0)),
         )
         for step in range(spec.steps)
@@ -99,6 +101,7 @@ def _transformer(spec: ArrivalSpec) -> Rows:
     begins = np.cumsum(random.exponential(6.0 * spec.layers * float(spec.gap), int(spec.jobs)))
     rows: Rows = []
     for begin in begins:
+        # numbers of predecessors are counted within a request
         first = len(rows)
         rows += [
             (time, shape, tuple(first + before for before in after))
@@ -112,6 +115,7 @@ def _layers(spec: ArrivalSpec, begin: float) -> Iterator[tuple[float, Shape, tup
     m, h = spec.tokens, spec.hidden
     for layer in range(spec.layers):
         at = 6 * layer
+        # the last GEMM of the layer before
         before = (at - 1,) if layer else ()
         # query, key and value, which are independent
         yield from ((begin, (m, h, h), before) for _ in range(3))
@@ -138,6 +142,7 @@ def _row(line: Mapping[str, str], number: int) -> tuple[float, Shape, tuple[int,
     except (KeyError, TypeError, ValueError) as error:
         rule = f"row {number} has no numbers arrival_s, m, n, k and after ({error})"
         raise ConfigError([Problem(_TRACE, rule)]) from None
+    # rows may wait for rows above only, so that no circle is possible
     if min(m, n, k) < 1 or time < 0 or not all(0 <= before < number for before in after):
         rule = f"row {number} has a size below 1, a time below 0, or waits for a row that is not before it"
         raise ConfigError([Problem(_TRACE, rule)])

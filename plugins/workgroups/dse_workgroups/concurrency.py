@@ -107,7 +107,9 @@ class Dispatcher:
     def of(cls, gpu: Gpu, arrivals: Arrivals, logic: Logic) -> Dispatcher:
         """An idle GPU, and all that will arrive."""
         jobs = len(arrivals.shapes)
+        # gaps are relative to GEMMs of this GPU, traces are in seconds
         scale = 1.0 if arrivals.timed else mean_alone_s(gpu, arrivals)
+        # NaN: not begun
         empty = np.full(jobs, np.nan)
         kernels, state = Kernels.of(jobs, max(DEGREES)), SlotState.idle(jobs, int(gpu.num_cus))
         return cls(gpu, arrivals, logic, rates_of(gpu), kernels, state, arrivals.times * scale, empty)
@@ -126,6 +128,7 @@ class Dispatcher:
     def outcome(self) -> Outcome:
         """What happened."""
         done = np.array(self.state.done)
+        # a GEMM may run once its predecessors are done, however early it arrived
         arrived = np.array(
             [max([time, *done[list(after)]]) for time, after in zip(self.arrived_s, self.arrivals.after, strict=True)]
         )
@@ -136,11 +139,13 @@ class Dispatcher:
         done = self.state.done <= self.now
         waiting = np.flatnonzero(np.isnan(self.begun_s) & (self.arrived_s <= self.now))
         ready = [int(job) for job in waiting if all(done[number] for number in self.arrivals.after[job])]
+        # by number at equal times, so that runs are deterministic
         return sorted(ready, key=lambda job: (self.arrived_s[job], job))
 
     def step(self) -> None:
         """Decide, launch, and go on to the next arrival or end."""
         self._launch(self.ready())
+        # GEMMs that have arrived and wait are served by the next end, and need no event
         later = self.arrived_s[(self.arrived_s > self.now) & np.isnan(self.begun_s)]
         advance(self.kernels, self.rates, self.state, float(later.min()) if len(later) else np.inf)
 
@@ -149,6 +154,7 @@ class Dispatcher:
         if not ready:
             return
         degree = self._degree(running, ready)
+        # those that run stay: a smaller degree only launches nothing
         chosen_now = ready[: max(0, degree - len(running))]
         begin = self.now
         if self.logic.policy in ("dynamic", "oracle"):
@@ -157,6 +163,7 @@ class Dispatcher:
             self.free_s = max(self.free_s, self.now) + float(self.logic.decision_s)
             begin = self.free_s
         for job in chosen_now:
+            # tuned for as many as can be at once, which may be fewer than the degree
             self._put(job, min(degree, len(running) + len(ready)))
             self.begun_s[job] = begin
             self.state.launch(self.kernels, job, begin + float(self.gpu.kernel_launch_s))
@@ -166,6 +173,7 @@ class Dispatcher:
         if policy == "sequential":
             return 1
         if policy == "default":
+            # kernels that share a GPU are modelled for up to the largest degree
             return min(max(DEGREES), len(running) + len(ready))
         if policy == "static":
             return int(self.logic.degree or 1)
@@ -185,10 +193,12 @@ class Dispatcher:
 
         at_hand: GEMMs that run or are ready; larger degrees make no difference.
         """
+        # the first degree that takes all at hand: any larger one launches the same
         enough = next(number for number in DEGREES if number >= min(at_hand, max(DEGREES)))
         return min((number for number in DEGREES if number <= enough), key=self._makespan_with)
 
     def _makespan_with(self, degree: int) -> float:
+        # a copy of all that changes; only arrays that are written are copied
         fork = replace(
             self,
             logic=self.logic.model_copy(update={"policy": "dynamic"}),
@@ -197,6 +207,7 @@ class Dispatcher:
             begun_s=self.begun_s.copy(),
             forced=degree,
         )
+        # one step with the degree that is tried, then the trained logic
         fork.step()
         fork.forced = None
         while not fork.over:
@@ -247,6 +258,7 @@ class TrainedLogic:
 
     def near_best(self, queue: Floats) -> Floats:
         """Probability [D] that each degree is near the best one for a queue of features [D, F]."""
+        # products of up to two features, as exponents: [D, T]
         terms = np.prod(((queue - self.centre) / self.spread)[:, None, :] ** self.powers, axis=2)
         return np.asarray(1 / (1 + np.exp(-(terms @ self.weights + self.offset))))
 
@@ -264,6 +276,7 @@ def features(gpu: Gpu, shapes: Floats, precision: str) -> Floats:
     """
     rows = [_features(gpu, tuple(shape), precision) for shape in shapes]
     queue = np.full((len(DEGREES), 1), np.log2(len(shapes)))
+    # logarithms: times range over orders of magnitude, and their products become sums
     return np.column_stack([np.mean(rows, axis=0), queue, np.log2(DEGREES)])
 
 
@@ -277,7 +290,9 @@ def _measured_rates(gpu: Gpu, shape: tuple[float, ...], precision: str) -> Float
     for degree in DEGREES:
         count, work, share, llc, hbm = kernel_of(gpu, shape, precision, degree, "shared")
         on_cus = count * work / gpu.num_cus
+        # of all copies, if each takes its share of the CUs
         waves = count * share * degree / gpu.num_cus
+        # what the LLC, the HBM and occupancy would hold up, over the time on CUs
         ratios = (count * llc / rates.llc / on_cus, count * hbm[degree] / rates.hbm / on_cus, 1 / share)
         rows.append((waves, on_cus / gpu.kernel_launch_s, *ratios))
     return np.asarray(np.log2(np.array(rows, float)))
@@ -295,12 +310,14 @@ def _train(gpu: Gpu, precision: str) -> TrainedLogic:
     # training queues are drawn apart from the studied ones: the logic never sees those
     for _ in range(_LEARNED):
         # one to three kinds of GEMMs, as layers of a network repeat
+        # uniform in the logarithm: sizes of layers differ by factors
         kinds = 2 ** random.uniform(low, high, (int(random.integers(1, 4)), 3))
         shapes = np.maximum(_WHOLE, np.round(kinds / _WHOLE) * _WHOLE)
         queue = shapes[random.integers(len(shapes), size=int(random.integers(1, max(DEGREES) + 1)))]
         # all are there at once: the logic learns what is best, not when to wait
         waits = Arrivals(queue, np.zeros(len(queue)), ((),) * len(queue), precision, True)
         queues.append(features(gpu, queue, precision))
+        # every fixed degree is run: the logic learns which are near the best
         seconds.append([_static(gpu, waits, degree).makespan_s for degree in DEGREES])
     return TrainedLogic.fit(np.stack(queues), np.array(seconds))
 

@@ -39,6 +39,7 @@ class FusedBackend(Backend):
         if isinstance(skew_s, bool) or not isinstance(skew_s, int | float) or skew_s < 0:
             raise ConfigError([Problem("simulator.skew_s", "is no number of seconds from 0", skew_s)])
         self._designs, self._skew_s = OverlapBackend("fluid"), float(skew_s)
+        # results depend on the rules and scenarios of the fluid backend as well
         self.version = f"2+{self._designs.version}"
 
     def sections(self, tree: Tree) -> None:
@@ -60,6 +61,7 @@ class FusedBackend(Backend):
     def problems(self, design: BaseModel) -> Sequence[Problem]:
         """Rules of the schedule, and of what has workgroups here."""
         assert isinstance(design, OverlapDesign)
+        # before all others, as they read knobs of fused kernels
         if not isinstance(design.schedule, FusedKnobs):
             rule = "has no workgroups here, which fused kernels alone have"
             return [Problem("schedule.family", rule, design.schedule.family, "use schedule=fused_kernels")]
@@ -67,6 +69,7 @@ class FusedBackend(Backend):
         if num_nodes(system) > 1 and system.node.num_gpus > 1:
             rule = "are several in each of several nodes, whose workgroups are not simulated"
             broken.append(Problem("system.node.num_gpus", rule, system.node.num_gpus, "use one, or simulator=fluid"))
+        # one GPU stands for all nodes, so no two starts can differ
         if self._skew_s > 0 and num_nodes(system) > 2 and _fused_moves(design):
             rule = "staggers GPUs, of which one stands for all of more than two nodes"
             broken.append(Problem("simulator.skew_s", rule, self._skew_s, "leave it out, or use two nodes"))

@@ -91,17 +91,20 @@ class FusedKernel:
         residents = 1 if isinstance(self.op, Gemm) else facts().per_cu
         puts = self.move is not None and not self.stores
         lost = float(self.knobs.occupancy_loss or 0.0) if puts else 0.0
+        # rounding: 8 (1 - 1/8) must be 7, and never 6
         return max(1, int(residents * (1 - lost) + 1e-9))
 
     def plan(self) -> KernelPlan:
         """The kernel on all GPUs that are simulated, each of which starts when it is launched."""
         assert self.system.gpu.persistent is not None
+        # without a collective all GPUs do the same, so one is enough
         size = simulated_gpus(self.system) if self.move is not None else 1
         wires, book = self._wires(size), _Book()
         orders = [self._items(g, wires, book) for g in range(size)]
         first = np.cumsum([0, *(sum(item.count for item in items) for items in orders)])
         rows = [item for items in orders for item in items]
         counts = [item.count for item in rows]
+        # a row for each logical workgroup: items are runs of equal ones
         work, sent = (np.repeat(np.array([getattr(item, name) for item in rows], float), counts) for name in _AMOUNTS)
         ends, waits = (
             np.repeat(np.array([getattr(item, name) for item in rows], np.int64), counts) for name in _PLACES
@@ -117,11 +120,14 @@ class FusedKernel:
     def _gpus(self, size: int) -> Gpus:
         gpu = self.system.gpu
         assert gpu.persistent is not None
+        # W_0: the occupancy of a kernel that does not communicate
         workgroups, full = self.occupancy * gpu.num_cus, facts().per_cu * gpu.num_cus
         top = 0.0
         if not isinstance(self.op, Gemm):
+            # a gather of rows reaches less of the HBM than a stream
             share = gpu.persistent.gather_efficiency if isinstance(self.op, Embedding) else gpu.stream_share
             top = min(float(gpu.hbm_bytes_per_s * share), gpu.num_cus * _flight(gpu))  # few CUs ask for less
+        # of one workgroup, at the full occupancy
         flight = _flight(gpu) / facts().per_cu
         rates_of = (top, flight, float(gpu.hbm_bytes_per_s), full, float(facts().least_memory_share))
         columns = (float(gpu.kernel_launch_s), workgroups, *rates_of)
@@ -139,6 +145,7 @@ class FusedKernel:
             pairs = [(source, (source + 1) % size) for source in range(size)]
         source, target = np.array(pairs, np.int64).reshape(-1, 2).T
         inside, peers, unit = num_nodes(system) == 1, max(1, size - 1), np.ones(len(pairs))
+        # values of a wire that nobody uses
         rate, latency, message = self._wire() if pairs else (1.0, 0.0, 0.0)
         assert gpu.persistent is not None
         # a workgroup of the kernel copies what it puts in a node; a NIC reads by itself
@@ -158,7 +165,9 @@ class FusedKernel:
         if num_nodes(system) == 1:
             link = float(system.node.link_bytes_per_s) * float(system.gpu.cu_copy.link_efficiency)
             share = line_share(self._row_bytes) if self.stores else 1.0
+            # a flag is one line
             return link * share, float(system.gpu.persistent.memory_latency_s), float(facts().line_bytes) / link
+        # one phase of one segment, as each node has a single GPU
         ((segment,), *_) = phases(system, move.pattern, self.knobs.collective)
         rate = float(pace(system, segment, cus=system.gpu.num_cus, pattern=move.pattern))
         return rate, float(latency_s(system, move.pattern, self.knobs.collective)), float(messages_s(system, segment))
@@ -201,6 +210,7 @@ class FusedKernel:
         if self.move is None:
             return [Item(count, work)]
         every = num_gpus(self.system)
+        # no chunk may be smaller than a workgroup for each GPU
         chunks = min(int(self.knobs.num_chunks or 1), max(1, count // every))
         shares = [_piece(count, every, peer) for peer in range(every)]  # of whole workgroups, which sum to all
         local, several = Item(shares[g], work), num_nodes(self.system) > 1  # whose one wire is that of all peers
@@ -212,6 +222,7 @@ class FusedKernel:
         ]
         if self.consumes:
             return self._consumer(g, (parts, local, out), wires, book)
+        # sums of an all-reduce begin when a chunk has come from all peers
         ends = [("chunk", part.target, part.chunk) if self.move.reduces else ("all", part.target) for part in parts]
         remote = [
             Item(part.count, work, out, book.slice(part.wire, self._staged_bytes(part.count, out), end, part.count))
@@ -219,6 +230,7 @@ class FusedKernel:
         ]
         if self.stores and not isinstance(self.op, Gemm):  # into a peer's memory, which its wire counts, not into this
             remote = [replace(item, work=work - out) for item in remote]
+        # remote parts first: their bytes travel while the local part is computed
         first = self.knobs.issue_order == "remote_first"
         items = [*remote, local] if first else [local, *remote]
         return items + (self._sums(g, (parts, shares[g], out), book) if self.move.reduces else [])
@@ -231,6 +243,7 @@ class FusedKernel:
             num_bytes = out * _piece(share, chunks, part.chunk)
             place = book.slice(part.wire, self._staged_bytes(1, num_bytes), ("all", part.target), 1)
             items.append(
+                # a sum reads the chunk of every GPU
                 Item(1, num_gpus(self.system) * num_bytes, num_bytes, place, book.group(("chunk", g, part.chunk)))
             )
         return items
@@ -238,6 +251,7 @@ class FusedKernel:
     def _consumer(self, g: int, output: tuple[Sequence[Part], Item, float], wires: Wires, book: _Book) -> list[Item]:
         """Puts of what is there at the start, then the GPU's own part, then each slice that arrives."""
         parts, local, out = output
+        # the wire that comes from a GPU is the one whose source it is
         back = {int(wires.source[wire]): int(wire) for wire in np.flatnonzero(wires.target == g)}
         puts = [
             Item(1, 0.0, 0.0, book.slice(part.wire, part.count * out, ("on", part.wire, part.chunk), 1))
@@ -309,4 +323,5 @@ def _flight(gpu: Gpu) -> float:
 
 def _piece(total: int, parts: int, index: int) -> int:
     """Whole workgroups of a part, at least one; those of all parts sum to the total where it has as many."""
+    # differences of rounded bounds, so that no workgroup is lost
     return max(1, round(total * (index + 1) / parts) - round(total * index / parts))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _SETUP = "system.gpu.cu_copy.setup_s"
+# floors of a library's collective [s] if its launch runs ahead, and if it does not
 _AHEAD_S, _EAGER_S = 4.3e-6, 8.6e-6
 _NODE, _NODES, _TORUS = "mi210_4", "mi210_2x1", "dlrm_torus"
 _SAME = 1e-9  # relative, of times
@@ -56,6 +57,7 @@ class OpenInputs:
         if not self.recent:
             experts = older[older["scenario"].str.startswith("moe")]
             table = pd.concat([table[~table["scenario"].str.startswith("moe")], experts], ignore_index=True)
+        # settings come back from a table as floats
         same = (table["schedule.copies"] == self.copies) & (abs(table[_SETUP] / self.setup_s - 1) < _SAME)
         return table[same]
 
@@ -94,6 +96,7 @@ class FusedWorkgroups(Plain):
 
     def further(self, run: FinishedRun) -> Mapping[str, ClaimResult]:
         """Findings of the first declared configuration; remarks have the second one's."""
+        # findings of a part of the operators would look like misses
         if not _is_whole(run):
             return {claim.id: ClaimResult(None, _NEEDS) for claim in self.claims()}
         first, second = (self.findings_of(run, inputs) for inputs in DECLARED)
@@ -114,6 +117,7 @@ class FusedWorkgroups(Plain):
 
     def _count(self, run: FinishedRun, inputs: OpenInputs) -> dict[str, Any]:
         rows = judge(self.claims(), self.findings_of(run, inputs))
+        # inputs and identities are within by construction, and no test of the model
         tested = [row for row in rows if row["within"] is not None and row["basis"] == "predicted"]
         missed = [row["id"].partition(".")[2] for row in tested if not row["within"]]
         words = {"copies": inputs.copies, "setup_s": inputs.setup_s, "recent_experts": inputs.recent}
@@ -161,6 +165,7 @@ def _place(name: str) -> str:
 def _older(run: FinishedRun) -> pd.DataFrame:
     """Rows of the cases, with their speed-ups over the same case in bulk."""
     rows = run.probe("older")
+    # probes have no column of the system: its name follows from the operator
     rows = rows.assign(**{"system.name": rows["scenario"].map(_place)})
     alike = ["scenario", "schedule.copies", _SETUP]
     bulk = rows[rows["schedule.kernel"] == "bulk"].groupby(alike)["makespan_s"].first().rename("bulk_s")
@@ -186,6 +191,7 @@ def _remote_first(rows: pd.DataFrame) -> dict[str, ClaimResult]:
     ratio = (pairs["remote_first"] / pairs["local_first"]).dropna()
     text = f"of {len(ratio)} pairs remote first takes {ratio.min():.3f} to {ratio.max():.5f} of the time of local first"
     text += f"; a difference of {100 * _UNSEEN:g} % counts as none"
+    # at most as slow as what no measurement could show
     return {"fused_ops.remote_first": ClaimResult(bool(ratio.max() <= 1 + _UNSEEN), text)}
 
 
@@ -199,6 +205,7 @@ def _peak_demand(rows: pd.DataFrame) -> dict[str, ClaimResult]:
     if not {"bulk", "fused"} <= set(peaks):
         return {"fused_ops.peak_link_demand": ClaimResult(None, "needs points of both kernels")}
     ratio = (peaks["fused"] / peaks["bulk"]).dropna()
+    # a fall has to be visible, a rise is counted at rounding
     falls, rises = int((ratio < 1 - 1e-3).sum()), int((ratio > 1 + 1e-6).sum())
     text = (
         f"demand over an eighth of a wire's busy time falls in {falls} of {len(ratio)} operators, to {ratio.min():.2f}"
@@ -212,6 +219,7 @@ def _peak_demand(rows: pd.DataFrame) -> dict[str, ClaimResult]:
 
 def _limits(run: FinishedRun, rows: pd.DataFrame) -> dict[str, ClaimResult]:
     """Findings on what overlap alone removes, what is eliminated, and the occupancy that is put in."""
+    # without copies, launches and latencies: what is left to remove is overlap
     seconds = run.probe("bound").pivot_table(
         index=["scenario", "system.fabric.nic.bytes_per_s"], columns="schedule.kernel", values="makespan_s"
     )
@@ -248,6 +256,7 @@ def _fewer_tables(run: FinishedRun) -> list[dict[str, Any]]:
 
     rows = pd.concat([run.outputs.read_table("results"), _older(run)], ignore_index=True)
     rows = replace(DECLARED[0], recent=True).rows(rows, rows)
+    # fewer tables exist for DLRM alone, so experts do not matter here
     rows = rows[(rows["system.name"] == _TORUS) & rows["scenario"].str.startswith("dlrm") & (rows["status"] == "ok")]
     fused = rows[(rows["schedule.kernel"] == "fused") & (rows["schedule.issue_order"] == "remote_first")]
     reductions = fused.assign(
@@ -262,6 +271,7 @@ def _reductions(ok: pd.DataFrame) -> FigureSheet:
     first = ok[(ok["schedule.issue_order"] == "remote_first") & (ok["schedule.pairs"] == "all")]
     tensors = first["schedule.copies"].map({True: "packed and unpacked", False: "in place"})
     rows = first.assign(reduction=100 * (1 - 1 / first["speedup"].astype(float)), tensors=tensors)
+    # the best of all knobs that are left
     best = rows.groupby(["scenario", "system.name", "tensors"], observed=True)["reduction"].max().reset_index()
     gains = best.groupby("tensors")["reduction"].mean()
     title = "Fused kernels save " + ", ".join(f"{gain:.0f} % ({name})" for name, gain in gains.items())

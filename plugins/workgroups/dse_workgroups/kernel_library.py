@@ -38,6 +38,7 @@ def kernel_of(gpu: Gpu, shape: Shape, precision: str, degree: int, choice: Choic
 def rates_of(gpu: Gpu) -> Rates:
     """Rates that kernels share."""
     llc, half = gpu.llc, gpu.gemm.half_occupancy
+    # rules of the backend require these
     assert llc is not None and llc.bytes_per_s is not None and half is not None
     return Rates(float(half), float(llc.bytes_per_s), float(gpu.hbm_bytes_per_s))
 
@@ -57,10 +58,13 @@ def together_s(gpu: Gpu, columns: Columns, copies: int) -> float:
 def _choose(gpu: Gpu, shape: Shape, precision: str, degree: int, choice: Choice) -> Columns:
     m, n, k = shape
     if choice == "best":
+        # every tile: only to judge how much the few candidates lose
         places = list(range(len(gpu.gemm.tiles)))
     else:
+        # a tile that is fastest on a part of the GPU suits kernels that share it
         shares = (1.0,) if choice == "isolated" else SHARES
         alone = [kernels(gpu, (m, n, k), precision=precision, share=share).seconds(gpu) for share in shares]
+        # the same tile may win on several shares
         places = sorted({int(np.argmin(seconds)) for seconds in alone})
     every = kernels(gpu, (m, n, k), precision=precision)
     candidates = [_columns(gpu, shape, precision, every.at(np.array(place))) for place in places]
@@ -76,6 +80,7 @@ def _columns(gpu: Gpu, shape: Shape, precision: str, kernel: SharedGemms) -> Col
     count, tile = float(kernel.workgroups), (int(kernel.rows), int(kernel.cols))
     efficiency = next(entry.efficiency for entry in gpu.gemm.tiles if (entry.rows, entry.cols) == tile)
     rate = float(np.asarray(WaveGemms.of(gpu, precision).flop_per_s_per_cu, float)) * float(efficiency)
+    # 2 m n k of a tile over a CU's rate: seconds that its workgroup needs of a CU alone
     work = 2 * float(kernel.rows) * float(kernel.cols) * k / rate
     hbm = _hbm_bytes(gpu, (m, n, k), precision, kernel) / count
     return count, work, 1 / float(kernel.occupancy), float(kernel.llc_bytes) / count, hbm
@@ -84,8 +89,10 @@ def _columns(gpu: Gpu, shape: Shape, precision: str, kernel: SharedGemms) -> Col
 def _hbm_bytes(gpu: Gpu, shape: tuple[float, float, float], precision: str, kernel: SharedGemms) -> Floats:
     """HBM traffic [bytes] of a kernel by how many share the LLC (`simulators.costs.gemm.sharing`)."""
     m, n, k = shape
+    # from 0 on, so that the number of kernels is the index; 0 counts as 1
     at_once: Any = np.arange(max(DEGREES) + 1).clip(1)
     operands = ELEMENT_BYTES[precision] * np.array([m * k, k * n, m * n])
     assert gpu.llc is not None
     waves = np.ceil(kernel.workgroups * at_once / (gpu.num_cus * kernel.occupancy))
+    # kernels at once have equal parts of the cache
     return hbm_traffic(operands, float(gpu.llc.bytes) / at_once, waves)

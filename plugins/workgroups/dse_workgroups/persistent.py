@@ -165,6 +165,7 @@ def run(plan: KernelPlan) -> KernelRun:
     parts = (plan.items, plan.slices, plan.wires, plan.gpus)
     digest = hashlib.blake2b(repr((plan.post_s, plan.poll_s)).encode())
     for column in (column for part in parts for column in part):
+        # dtype and shape as well: equal bytes of other arrays must not be taken for equal
         digest.update(f"{column.dtype} {column.shape}".encode())
         digest.update(np.ascontiguousarray(column).tobytes())
     return _KNOWN.get(lambda: _run(plan), key=digest.digest())
@@ -174,6 +175,7 @@ def _run(plan: KernelPlan) -> KernelRun:
     items, slices, wires, gpus = plan.items, plan.slices, plan.wires, plan.gpus
     size, most = len(gpus.start), int(gpus.workgroups.max())
     groups = int(slices.group.max()) + 1 if len(slices.group) else 0
+    # slices that have to arrive until a group is complete
     counts = np.bincount(slices.group, minlength=groups) if groups else np.zeros(1, np.int64)
     state = _State(
         np.zeros((size, most), np.int64),
@@ -189,6 +191,7 @@ def _run(plan: KernelPlan) -> KernelRun:
         counts.astype(np.int64),
         np.zeros(max(groups, 1)),
         np.zeros(len(wires.rate)),
+        # at most a transfer for each workgroup that stores, and one for each slice's data or flag
         np.zeros((int((items.completes != NONE).sum()) + len(slices.left) + 1, 4)),
         np.zeros(1, np.int64),
     )
@@ -198,6 +201,7 @@ def _run(plan: KernelPlan) -> KernelRun:
     over = np.array(state.ended)
     for place, arrived in enumerate(state.slice_s):
         target = wires.target[slices.wire[place]]
+        # a kernel is over on a GPU when its last slice has come and was seen by a poll
         over[target] = max(over[target], arrived + plan.poll_s)
     return KernelRun(state.ended, state.slice_s, over, state.log[: state.logged[0]])
 
@@ -205,6 +209,7 @@ def _run(plan: KernelPlan) -> KernelRun:
 @inline_never
 def _share(served: float, needed: float) -> float:
     ratio = served / needed
+    # u(x) of the module: linear for few requests in flight, 1 at saturation
     return ratio / math.sqrt(1.0 + ratio * ratio)
 
 
@@ -215,6 +220,7 @@ def _set_rate(g: int, world: Any) -> None:
     running = 0
     for w in range(gpus.workgroups[g]):
         running += state.state[g, w] == _RUNS
+    # a kernel bound by arithmetic: work is in seconds of a CU, and goes on at rate 1
     if gpus.top[g] == 0.0 or running == 0:
         state.rate[g] = 1.0
         return
@@ -226,12 +232,14 @@ def _set_rate(g: int, world: Any) -> None:
         # a wire that is busy reads and writes memory at both of its ends
         if state.free[wire] > state.clock[g]:
             taken += wires.rate[wire] / gpus.hbm[g] * ((wires.hbm_in[wire] == g) + (wires.hbm_out[wire] == g))
+    # all running workgroups share the rate equally
     state.rate[g] = total * max(gpus.least[g], 1.0 - taken) / running
 
 
 @inline_never
 def _send(wire: int, now: float, seconds: float, sent: float, state: Any) -> float:
     """Put bytes on a wire for some seconds, behind what is there; when they are off it."""
+    # first come, first served
     start = max(now, state.free[wire])
     state.free[wire] = start + seconds
     row = state.logged[0]
@@ -252,6 +260,7 @@ def _arrive(place: int, at: float, world: Any) -> None:
         return
     for g in range(len(gpus.workgroups)):
         for w in range(gpus.workgroups[g]):
+            # waiters look at flags: a poll passes until they see the last one
             if state.state[g, w] == _WAITS and world.items.waits[state.item[g, w]] == group:
                 state.state[g, w] = _HELD
                 state.resume[g, w] = state.group_s[group] + world.poll_s
@@ -262,6 +271,7 @@ def _begin(g: int, w: int, now: float, world: Any) -> None:
     """Begin the item of a workgroup, or wait for its input; without one, end."""
     state, items = world.state, world.items
     item = state.item[g, w]
+    # issue order of this GPU is used up
     if item >= items.first[g + 1]:
         state.state[g, w] = _IDLE
         state.ended[g] = max(state.ended[g], now)
@@ -270,11 +280,13 @@ def _begin(g: int, w: int, now: float, world: Any) -> None:
     if group != NONE and state.group_left[group] > 0:
         state.state[g, w] = _WAITS
         return
+    # arrived in the future: events of other GPUs are handled in their own order
     if group != NONE and state.group_s[group] + world.poll_s > now:
         state.state[g, w] = _HELD
         state.resume[g, w] = state.group_s[group] + world.poll_s
         return
     state.state[g, w] = _RUNS
+    # virtual time: served bytes (or seconds) of any workgroup of this GPU since the start
     state.finish[g, w] = state.served[g] + items.work[item]
 
 
@@ -288,6 +300,7 @@ def _store(item: int, now: float, world: Any) -> float:
     if state.left[place] == 0:  # its flag follows on the same wire
         at = _send(wire, now, wires.message[wire], 0.0, state) + wires.latency[wire]
         _arrive(place, at, world)
+    # stores are posted: the workgroup goes on while fewer than `depth` seconds are outstanding
     return float(max(now, end - wires.depth[wire]))
 
 
@@ -296,6 +309,7 @@ def _put(place: int, now: float, world: Any) -> float:
     """Put a slice, by the workgroup that completed it; when that may go on."""
     slices, wires, state = world.slices, world.wires, world.state
     wire, sent = slices.wire[place], slices.sent[place]
+    # the workgroup copies and posts itself, and is held for that time
     until = now + sent * wires.copy[wire] + world.post_s
     seconds = 2 * wires.message[wire] + sent / wires.rate[wire]  # of the data, and of its flag
     end = _send(wire, until, seconds, sent, state)
@@ -315,6 +329,7 @@ def _finish(g: int, w: int, world: Any) -> None:
             until = _store(item, now, world)
         elif state.left[place] == 0:
             until = _put(place, now, world)
+    # the stride of the loop: w, w + W, w + 2 W, ...
     state.item[g, w] += world.gpus.workgroups[g]
     if until > now:
         state.state[g, w] = _HELD
@@ -330,9 +345,11 @@ def _next(g: int, world: Any) -> float:
     soonest = _INF
     for w in range(gpus.workgroups[g]):
         if state.state[g, w] == _RUNS:
+            # from virtual to real time, at the present rate
             soonest = min(soonest, state.clock[g] + (state.finish[g, w] - state.served[g]) / state.rate[g])
         elif state.state[g, w] == _HELD:
             soonest = min(soonest, state.resume[g, w])
+    # rates change when a wire becomes idle, so that is an event, too
     if soonest < _INF and gpus.top[g] > 0.0:
         for wire in range(len(wires.rate)):
             if state.free[wire] > state.clock[g] and (wires.hbm_in[wire] == g or wires.hbm_out[wire] == g):
@@ -373,6 +390,7 @@ def _loop(world: Any) -> None:
     _first(world)
     while True:
         at, g = _INF, NONE
+        # the GPU with the soonest event goes first, so that arrivals are known to those after it
         for place in range(len(world.gpus.workgroups)):
             soonest = _next(place, world)
             if soonest < at:

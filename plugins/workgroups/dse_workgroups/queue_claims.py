@@ -46,6 +46,7 @@ def run_queues(gpu: Gpu, workload: str = "goldyloc", decision_s: float = 0.5e-6)
     for tree in workloads_of(Problems(), option_tree("workload", workload)).values():
         gemms = [Gemm.model_validate(op) for op in tree["operators"].values()]
         rows, precision = np.array([(op.m, op.n, op.k) for op in gemms], float), str(gemms[0].precision)
+        # all of it is there at time zero, and nothing waits for anything
         queue = Arrivals(rows, np.zeros(len(rows)), ((),) * len(rows), precision, True)
         logics = (
             Logic(name="sequential", policy="sequential"),
@@ -53,6 +54,7 @@ def run_queues(gpu: Gpu, workload: str = "goldyloc", decision_s: float = 0.5e-6)
             Logic(name="dynamic", policy="dynamic", decision_s=decision_s),
         )
         times.append([serve(gpu, queue, logic).makespan_s for logic in logics])
+        # one GEMM of each queue is enough to compare kernels
         shapes.append(rows[0])
     sequential, default, dynamic = np.array(times).T
     return QueueTimes(sequential, default, dynamic, np.array(shapes), precision)
@@ -70,6 +72,7 @@ def findings(gpu: Gpu, times: QueueTimes) -> Mapping[str, ClaimResult]:
         "vs_default": 100 * (geometric_mean(beside) - 1),
         "vs_default_max": float(beside.max()),
         "default_vs_sequential": 100 * (geometric_mean(default) - 1),
+        # losing on some queues counts only if running all at once helps on the whole
         "default_can_lose": bool(losing and helps),
         "never_worse": worst <= _SAME,
         "isolated_not_concurrent": _differs(gpu, times),

@@ -20,6 +20,7 @@ from simulators.compiled import flat, inline_never
 Floats = NDArray[np.float64]
 MOST_AT_ONCE = 64
 """Kernels that may be launched and not done."""
+# slots that the arrays have for each CU
 _PER_CU = 32
 _NONE = -1
 _INF = math.inf
@@ -100,6 +101,7 @@ class Rates(NamedTuple):
 @inline_never
 def _dispatch(kernels: Any, state: Any) -> None:
     """Give workgroups to CUs that have room, kernel by kernel in turn."""
+    # a round in which no kernel places a workgroup ends the dispatch
     live, failed = state.launched[0], 0
     running = 0
     for place in range(live):
@@ -111,6 +113,7 @@ def _dispatch(kernels: Any, state: Any) -> None:
         best = _NONE
         if state.begin[job] <= state.clock[0] and state.pending[job] > 0:
             for cu in range(len(state.used)):
+                # rounding: as many shares of 1 / o have to fit as o
                 fits = state.used[cu] + kernels.share[job] <= 1.0 + 1e-9 and state.count[cu] < _PER_CU
                 # ties go to the first CU, so that runs are deterministic
                 if fits and (best == _NONE or state.count[cu] < state.count[best]):
@@ -119,11 +122,13 @@ def _dispatch(kernels: Any, state: Any) -> None:
             failed += 1
             continue
         failed = 0
+        # slots are freed in any order: the first free one is taken
         slot = 0
         while state.kernel[best, slot] != _NONE:
             slot += 1
         state.kernel[best, slot] = job
         state.remaining[best, slot] = kernels.work[job]
+        # more kernels at once leave less of the cache to each, so that each workgroup moves more
         state.hbm[best, slot] = kernels.hbm[job, min(running, kernels.hbm.shape[1] - 1)]
         state.used[best] += kernels.share[job]
         state.count[best] += 1
@@ -141,9 +146,11 @@ def _fair_level(state: Any, column: int, rate: float) -> float:
         waiting, smallest = 0, _INF
         for place in range(state.launched[0]):
             wanted = state.want[state.live[place], column]
+            # demands up to `least` are served already
             if wanted > least:
                 waiting += 1
                 smallest = min(smallest, wanted)
+        # the rest does not suffice for the next size: it is divided equally
         if smallest * waiting >= left:
             return float(left / waiting)
         for place in range(state.launched[0]):
@@ -251,6 +258,7 @@ def advance(kernels: Any, rates: Any, state: Any, until: float) -> bool:
         _dispatch(kernels, state)
         _share_memory(kernels, rates, state)
         at = _soonest(rates, state, until)
+        # nothing runs, and nothing will begin
         if at == _INF:
             return False
         if _progress(at, kernels, rates, state):

@@ -75,6 +75,7 @@ def package_area(machine: MachineKnobs, technology: Coefficients) -> PackageArea
 def cu_blocks(machine: MachineKnobs, technology: Coefficients) -> dict[str, Any]:
     """Area of the blocks of one CU [mm2]."""
     density = technology.of_process("mtr_per_mm2", machine.process)
+    # areas of units are of 45 nm, in um2
     scale = technology["area.reference_mtr_per_mm2"] / density * technology["area.datapath_overhead"] * _UM2
     bits = 8 * technology.of_process("bit_um2", machine.process) * _UM2
     vector = (
@@ -82,6 +83,7 @@ def cu_blocks(machine: MachineKnobs, technology: Coefficients) -> dict[str, Any]
         + np.asarray(machine.fp64_fma_per_cu) * technology["area.fp64_fma_um2"]
     )
     return {
+        # counted in transistors, unlike units
         "cu_control": technology["area.cu_control_mtr"] / density,
         "vector_and_fp64": vector * scale,
         "matrix": np.asarray(machine.matrix_fma_per_cu) * technology["area.fp16_fma_um2"] * scale,
@@ -97,10 +99,13 @@ def _cache_mm2(size: Any, process: Any, technology: Coefficients) -> Any:
 
 def _io_blocks(machine: MachineKnobs, technology: Coefficients) -> dict[str, Any]:
     """Area of what stands at the memory and the links [mm2], in base dies where there are any."""
+    # PHYs and last-level caches are on base dies, in their process, if a package has some
     process = np.where(np.asarray(machine.num_base_dies) > 0, machine.base_process, machine.process)
     density = technology.of_process("mtr_per_mm2", process)
+    # an exponent near 0: analogue circuits hardly shrink
     shrunk = (technology["area.phy_reference_mtr_per_mm2"] / density) ** technology["area.phy_scaling"]
     rate = np.asarray(machine.lane_gbit_per_s)
+    # quicker SerDes are larger
     lane = technology["area.lane_mm2"] + technology["area.lane_mm2_per_gbit_s"] * rate
     kib = np.asarray(machine.tracker_bytes) / 1024
     logic_mtr = kib * technology["area.tracker_mtr_per_kib"]

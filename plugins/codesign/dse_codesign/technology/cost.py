@@ -51,11 +51,13 @@ def die_yield(
     """Share of good dies, in (0, 1]; arrays broadcast. repairable_mm2: area that spares stand in for."""
     from scipy.special import betainc
 
+    # means of defects of a die: mm2 over 100 are cm2
     total = np.asarray(defects_per_cm2) * np.asarray(area_mm2) / 100
     inside = np.asarray(defects_per_cm2) * np.minimum(repairable_mm2, area_mm2) / 100
     alpha, outside = np.asarray(clustering, float), total - inside
     share = (alpha + outside) / (alpha + total)
     unhit = (1 + outside / alpha) ** -alpha
+    # no defect outside CUs, and at most r inside them
     return np.asarray(unhit * betainc(alpha, np.asarray(spares) + 1.0, share))
 
 
@@ -64,6 +66,7 @@ def dies_per_wafer(area_mm2: ArrayLike, technology: Coefficients) -> Array:
     side = np.sqrt(np.asarray(area_mm2)) + technology["cost.scribe_mm"]
     diameter, edge = technology["cost.wafer_mm"], technology["cost.edge_mm"]
     inner = diameter / 2 - edge
+    # area of the wafer over that of a die, less those cut by its edge
     return np.asarray(np.maximum(0.01, np.pi * inner**2 / side**2 - np.pi * 2 * inner / (np.sqrt(2) * side)))
 
 
@@ -95,6 +98,7 @@ def _die(
         spares=repairable[1],
     )
     wafer = technology.of_process("wafer_usd", process)
+    # a bad die costs as much: good ones pay for all
     return good, (wafer / dies_per_wafer(area, technology) + technology["cost.die_test_usd"]) / good
 
 
@@ -103,6 +107,7 @@ def machine_cost(
 ) -> Mapping[str, Array]:
     """Cost of a machine by part [USD for one GPU]. power_w: of a module, as it runs."""
     stacks = np.asarray(machine.hbm_stacks)
+    # all DRAM dies of all stacks; a machine without stacks must not divide by 0
     dram_mm2 = np.maximum(1, stacks) * technology["memory.stack_mm2"] * technology["memory.stack_dies"]
     with_units = 1 + area.pim_mm2 / dram_mm2  # bytes keep their area
     memory = technology.of_hbm("usd_per_gb", machine.hbm) * np.asarray(machine.hbm_bytes) * 1e-9 * with_units
@@ -131,6 +136,7 @@ def machine_cost(
 def _network_usd(machine: MachineKnobs, technology: Coefficients) -> dict[str, Any]:
     """Cost of the node around a GPU and of the network [USD for one GPU]."""
     rate, links = np.asarray(machine.nic_gbit_per_s), machine.link_bytes_per_s * 8e-9
+    # a switch that adds up has units for it, which one without is cheaper by
     without_sums = 1 - technology["cost.switch_sums_share"] * (1 - np.asarray(machine.switch_adds))
     # the price of a node holds PCIe switches, which a machine without them does not pay
     without_pcie = (1 - np.asarray(machine.pcie_switches)) * technology["cost.pcie_switch_usd"]

@@ -126,6 +126,7 @@ def design_activity(machine: MachineKnobs) -> MachineActivity:
     """Activity for which boards are designed: matrix units, or vector units where there are none, HBM and links at
     their peaks.
     """
+    # P100 has no matrix units
     has_matrix = np.asarray(machine.matrix_fma_per_cu) > 0
     return MachineActivity(
         matrix=np.where(has_matrix, 1.0, 0.0), vector=np.where(has_matrix, 0.0, 1.0), hbm=1.0, link=1.0, die_to_die=1.0

@@ -73,6 +73,7 @@ class SimilarDies(Frozen):
         changed: dict[str, Any] = {"knobs": {**public.knobs, **self.knobs}, "sources": self.sources}
         changed |= {name: getattr(self, name) for name in ("process", "hbm", "published") if getattr(self, name)}
         if self.process:
+            # base dies follow the compute dies to another process
             changed["base_process"] = None
         return public.model_copy(update=changed)
 
@@ -108,12 +109,14 @@ def of_system(system: System, technology: Technology) -> MachineKnobs:
     public, assumed = _public_dies(gpu.name)
     knobs: dict[str, Any] = {**public.machine(technology).__dict__, **_around(system)}
     shipped, shipped_cus = _shipped_gpu(gpu.name), public.knobs["num_cus"]
+    # yield and spare CUs in the proportion of the shipped GPU
     knobs["cus_on_die"] = np.asarray(gpu.num_cus) * (public.knobs["cus_on_die"] / shipped_cus)
     knobs["num_cus"] = gpu.num_cus
     knobs["clock_hz"] = knobs["clock_hz"] * _or_one(gpu.clock)
     for knob, fields in _SCALED.items():
         knobs[knob] = knobs[knob] * next((_ratio(gpu, shipped, field) for field in fields if _has(gpu, field)), 1.0)
     rate = technology.nominal.of_hbm("stack_bytes_per_s", knobs["hbm"])
+    # a system states the rate of its HBM, not its stacks: as many as reach it
     grown = _ratio(gpu, shipped, "hbm_bytes_per_s") if _has(gpu, "hbm_bytes_per_s") else 1.0
     stacks = np.where(
         np.asarray(grown) == 1, public.knobs["hbm_stacks"], np.ceil(knobs["hbm_bytes_per_s"] / rate - _CEILING)
@@ -207,8 +210,10 @@ def _network(fabric: Fabric, gpus_per_node: Any) -> dict[str, Any]:
     nic, network = fabric.nic, fabric.network
     is_torus = network.topology == "torus"
     has_spine = not is_torus and bool(np.all(np.asarray(fabric.num_nodes) > network.leaf_nodes))
+    # uplinks for each port down
     above = 1 / np.asarray(network.oversubscription) if has_spine else 0.0
     return {
+        # NICs are of a node here, 8e-9: bytes/s to Gbit/s
         "nic_gbit_per_s": np.asarray(nic.num_nics) * np.asarray(nic.bytes_per_s) * 8e-9 / np.asarray(gpus_per_node),
         "switch_ports": 0.0 if is_torus else 1 + 2 * above,
         "cables": 1 + above,

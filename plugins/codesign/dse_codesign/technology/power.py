@@ -94,6 +94,7 @@ def _leakage_w(machine: MachineKnobs, technology: Coefficients, area: PackageAre
 
 
 def _matrix_pj_per_s(machine: MachineKnobs, technology: Coefficients, activity: MachineActivity) -> Any:
+    # two operations of a multiply-add
     flop = 2 * np.asarray(machine.matrix_fma_per_cu) * np.asarray(machine.num_cus) * np.asarray(machine.clock_hz)
     energy = technology["power.matrix_fp16_pj_per_flop"] * technology["power.movement_overhead"]
     format_energy = technology[f"power.relative_energy_of_format.{activity.matrix_format}"]
@@ -101,6 +102,7 @@ def _matrix_pj_per_s(machine: MachineKnobs, technology: Coefficients, activity: 
 
 
 def _vector_pj_per_s(machine: MachineKnobs, technology: Coefficients, activity: MachineActivity) -> Any:
+    # fetch, decode and operands cost more than the arithmetic itself
     issued = np.asarray(machine.lanes_per_cu) * technology["power.vector_instruction_pj"]
     fma = 2 * np.asarray(machine.fp32_fma_per_cu) * technology["power.vector_fp32_pj_per_flop"]
     energy = issued + fma * technology["power.movement_overhead"]
@@ -152,11 +154,14 @@ def sustained_clock(
     def is_below(clock: Array) -> NDArray[np.bool_]:
         return np.asarray(module_power(machine, technology, activity, clock=clock, area=area).total_w <= cap)
 
+    # machines, and drawn technologies if there are some
     shape = np.shape(is_below(np.ones(())))
     low, high = np.zeros(shape), np.ones(shape)
+    # exactly 1 without a cap that binds, which bisection would only approach
     fits = is_below(high)
     for _ in range(_STEPS):
         middle = (low + high) / 2
         below = is_below(middle)
         low, high = np.where(below, middle, low), np.where(below, high, middle)
+    # leakage and HBM alone may exceed the cap
     return np.asarray(np.where(fits, 1.0, np.where(is_below(low), low, 0.0)))

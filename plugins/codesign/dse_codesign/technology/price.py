@@ -66,6 +66,7 @@ def price(
     activity = design_activity(machine) if activity is None else activity
     area = package_area(machine, technology)
     clock = np.ones(()) if cap_w is None else sustained_clock(machine, technology, activity, cap_w=cap_w)
+    # the cost of energy is that of the power under the cap
     power = module_power(machine, technology, activity, clock=clock, area=area)
     dies = die_costs(machine, technology, area)
     return Price(area, dies, power, clock, machine_cost(machine, technology, area, dies, power.total_w))

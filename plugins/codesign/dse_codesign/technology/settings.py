@@ -39,6 +39,7 @@ class Coefficient(Source):
     @model_validator(mode="before")
     @classmethod
     def _is_whole(cls, tree: Any) -> Any:
+        # a number without an interval and a source is refused
         if not isinstance(tree, (Mapping, BaseModel)):
             raise ValueError("is a bare number: write {value, low, high, provenance, source}")
         return tree
@@ -54,10 +55,12 @@ class Coefficient(Source):
     def draw(self, uniform: Array) -> Array:
         """PERT distribution (beta of mode `value` on [low, high]) at quantiles in (0, 1), of any shape."""
         if self.high <= self.low:
+            # a number without an interval: beta of width 0 is not defined
             return np.full(np.shape(uniform), self.value)
         from scipy.stats import beta
 
         width = self.high - self.low
+        # shape parameters of the PERT distribution: mean (low + 4 value + high) / 6
         left = 1 + _PERT_WEIGHT * (self.value - self.low) / width
         right = 1 + _PERT_WEIGHT * (self.high - self.value) / width
         return np.asarray(self.low + width * beta.ppf(uniform, left, right))
@@ -209,6 +212,7 @@ class Coefficients:
 
 
 def _look_up(columns: list[Any], index: ArrayLike) -> Array:
+    # [names], or [samples, names]: coefficients are [S, 1] over drawn technologies
     table = np.concatenate(np.broadcast_arrays(*map(np.atleast_1d, columns)), axis=-1)
     places = np.asarray(index, int) if table.ndim == 1 else np.atleast_1d(np.asarray(index, int))
     return np.asarray(table[..., places], float)
@@ -240,6 +244,7 @@ class Technology(Frozen):
 
         pairs = list(self.coefficients())
         quantiles = qmc.LatinHypercube(len(pairs), rng=np.random.default_rng(seed)).random(num_samples)
+        # `draw` takes quantiles inside (0, 1)
         quantiles = np.clip(quantiles, 1e-9, 1 - 1e-9)
         columns = zip(pairs, quantiles.T, strict=True)
         return self._packed({path: coefficient.draw(column)[:, None] for (path, coefficient), column in columns})
@@ -281,6 +286,7 @@ def technology_tree(name: str) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError([Problem("technology", "holds no keys", str(path))])
     composed: dict[str, Any] = {}
+    # files are composed in their order, the file's own values over all
     for entry in tree.pop("defaults", []):
         if entry != "_self_":
             composed = merged(composed, technology_tree(str(entry)))

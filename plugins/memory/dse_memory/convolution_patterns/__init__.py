@@ -314,6 +314,7 @@ def _lenet(run: FinishedRun) -> dict[str, ClaimResult]:
     roofline_s = sum(_roof(app_run, cost) * times for cost, times in app_run.simulated.costs)
     launched = f"{app_run.metrics['kernels']:.0f} launches of {gpu.launch_s * 1e6:.1f} us, by {app_run.algorithm}"
     text = f"{launched}; with all that is above the roofline {_PERCENT * (1 - roofline_s / time_s):.0f} %"
+    text += "; arithmetic is at its peak rate: kernels in PTX (study=gpgpusim) last longer"
     return {**absent, "gpgpusim.floors": ClaimResult(_PERCENT * share, text, "kernels are longer than their launches")}
 
 

@@ -65,11 +65,12 @@ _CHANGED = {
 }
 """The same in words."""
 _NEAR = "optimizer.near_memory"
+# the paper gives no number for prominent: ours, by choice
 _PROMINENT = 0.2  # share of an iteration
 _YEARS = {"155578a": "software of 2019", "a74236a": "software of 2020", "729963d": "software of 2021"}
 """Commits of the published tables."""
 _LABELLED = ("Ph1-B32-FP32", "Ph1-B4-FP32", "Ph2-B4-FP32", "Ph1-B32-FP16", "Ph2-B4-FP16")
-"""Configurations that the paper has labels for."""
+"""Configurations that the paper has labels for, by recollection."""
 _NO_COUNT = (
     "recalled shares are of other software; what it fuses, and if its output is of masked tokens alone, is unknown"
 )
@@ -135,15 +136,16 @@ class Bert(Plain):
 
 
 def _configurations(table: pd.DataFrame) -> pd.DataFrame:
-    """Points with a result, `called` as in the paper (Ph1-B32-FP32), in the order of phase, batch and precision."""
+    """Points with a result, `called` by recalled labels (Ph1-B32-FP32), in the order of phase, batch and precision."""
     ok = table[table["status"] == "ok"] if len(table) else table
     if not {*_POINT, "run.mode"} <= set(ok):
-        return ok.iloc[:0]  # other configurations are not the paper's
+        return ok.iloc[:0]  # other configurations have no such labels
     ok = ok[ok["run.mode"] == "training"]
-    # lengths that are no phase of the paper keep their number
+    # other lengths than those of the two phases keep their number
     phase = ok[_LENGTH].map({128: "Ph1", 512: "Ph2"}).fillna("SL" + ok[_LENGTH].astype(int).astype(str))
     precision = ok[_PRECISION].astype(str).map({"fp32": "FP32", "mixed": "FP16"}).fillna(ok[_PRECISION].astype(str))
     called = phase + "-B" + ok[_BATCH].astype(int).astype(str) + "-" + precision
+    # sums of classes: the paper reports GEMMs against what memory limits
     gemm, memory = (sum(ok[f"share_{kind}"] for kind in kinds) for kinds in (_GEMMS, _MEMORY))
     rows = ok.assign(called=called, gemm=gemm, memory_bound=memory)
     return rows.sort_values(["scenario", _LENGTH, _BATCH, _PRECISION])
@@ -169,7 +171,7 @@ def _largest_class(rows: pd.DataFrame) -> dict[str, ClaimResult]:
             f"{_percentages(memory_bound, rows['called'])}",
         ),
     }
-    # the paper says it of small batches and of mixed precision
+    # by recollection the paper says it of small batches and of mixed precision
     few = rows[(rows[_BATCH] == 4) | (rows[_PRECISION] == "mixed")]
     next_ = few[columns].idxmax(axis=1).map({f"share_{name}": label for name, label in _LABELS.items()})
     text = ", ".join(f"{name} {what}" for name, what in zip(few["called"], next_, strict=True))
@@ -184,6 +186,7 @@ def _shares(rows: pd.DataFrame) -> dict[str, ClaimResult]:
     for name, share in values.items():
         for precision, end in (("fp32", "fp32"), ("mixed", "mp")):
             at_precision = rows[_PRECISION] == precision
+            # the other shares are recalled of one configuration
             at_32 = at_precision & (rows[_LENGTH] == 128) & (rows[_BATCH] == 32)
             text = _percentages(share[at_precision], rows["called"][at_precision])
             # the one share that is recalled as a range
@@ -206,6 +209,7 @@ def _precision(rows: pd.DataFrame) -> dict[str, ClaimResult]:
     )
     if not {("rest", "fp32"), ("rest", "mixed")} <= set(both):
         return {"bert.mp_raises_nongemm": ClaimResult(None, "needs both precisions")}
+    # GEMMs gain most from FP16 by matrix units, so what is bound by memory takes a larger share
     more = [both[(name, "mixed")] > both[(name, "fp32")] for name in ("rest", "share_optimizer")]
     text = ", ".join(
         f"{100 * row[('rest', 'fp32')]:.0f} to {100 * row[('rest', 'mixed')]:.0f} %" for _, row in both.iterrows()
@@ -224,6 +228,7 @@ def _optimizer(rows: pd.DataFrame) -> dict[str, ClaimResult]:
     if not ((rows[_LENGTH].nunique() > 1) or (rows[_BATCH].nunique() > 1)):
         return {"bert.lamb_constant": ClaimResult(None, "needs several batches or lengths")}
     text += "; the update depends on weights alone"
+    # equal but for rounding: the update reads and writes weights, whose number is fixed
     constant = bool((spread["max"] <= spread["min"] * (1 + 1e-12)).all())
     return {"bert.lamb_constant": ClaimResult(constant, text, basis="by construction")}
 
@@ -244,6 +249,7 @@ def _probe_rows(run: FinishedRun, name: str) -> pd.DataFrame:
     if rows.empty:
         return rows
     path = _CHANGES.get(name, _NEAR)
+    # a probe may hold several precisions; one row for each value of its knob remains
     same = rows[rows[_PRECISION].astype(str) == run.config["run"]["precision"]].drop_duplicates(path)
     by_value: pd.DataFrame = same.set_index(path).sort_index()
     return by_value
@@ -273,6 +279,7 @@ def _directions(run: FinishedRun) -> dict[str, ClaimResult]:
     """Direction in which shares move with width, tokens, dp and tp."""
     wide, long, dp, tp = (_probe_rows(run, name) for name in ("hidden", "batch", "dp", "tp"))
     h_direction = ClaimResult(None, "needs several widths and batches")
+    # `batch` stands for tokens here: more of them grow all but the update
     if len(wide) > 1 and len(long) > 1:
         up = {"GEMMs": np.diff(_gemm(wide)), "LAMB": np.diff(wide["share_optimizer"])}
         fewer = bool((np.diff(long["share_optimizer"]) < 0).all())
@@ -295,6 +302,7 @@ def _parallel_direction(dp: pd.DataFrame, tp: pd.DataFrame) -> ClaimResult:
     """What eight GPUs change: replicas add reductions, slices of a layer add all-reduces and split the update."""
     (alone, apart), (split,) = dp.loc[[1, 8]].to_dict("records"), tp.loc[[8]].to_dict("records")
     ratio = float(alone["optimizer_s"] / split["optimizer_s"])
+    # replicas alone reduce gradients (dp_s), slices alone exchange activations within layers (serialized_s)
     adds = bool(apart["dp_s"] > 0 and split["serialized_s"] > 0 and alone["dp_s"] == alone["serialized_s"] == 0)
     eight = f"dp 8: {1e3 * float(apart['dp_s']):.1f} ms of reductions; tp 8: LAMB {ratio:.2f} times as fast, "
     eight += f"{1e3 * float(split['serialized_s']):.1f} ms of all-reduces"
@@ -311,6 +319,7 @@ def _near_memory(run: FinishedRun) -> dict[str, ClaimResult]:
     rows = _probe_rows(run, "near_memory")
     if len(rows) < 2:
         return dict.fromkeys(("bert.nmc_bound", "bert.nmc_lamb"), ClaimResult(None, "needs an update with and without"))
+    # rows are sorted by the bandwidth of the units: without them first, the fastest last
     before, after = rows.iloc[0], rows.iloc[-1]
     update_speedup = float(before["optimizer_s"] / after["optimizer_s"])
     speedup = float(before["iteration_s"] / after["iteration_s"])
@@ -335,6 +344,7 @@ def _operators(design: StepDesign) -> list[dict[str, Any]]:
     rows = []
     for part in iteration(design).passes.parts:
         flop, moved, seconds = (float(getattr(part.spent, name)) for name in ("flop", "bytes", "seconds"))
+        # neither collectives (`over` a group of GPUs) nor operators that move nothing have a place in a roofline
         if part.over is None and seconds > 0 and moved > 0:
             row: dict[str, Any] = {"block": part.block.name, "operator": part.op.name, "kind": part.op.kind}
             row |= {"phase": part.op.phase, "gemm": isinstance(part.op.work, Product)}
@@ -423,6 +433,7 @@ def _changes_figure(changes: pd.DataFrame) -> FigureSheet:
 def _bounds(run: FinishedRun) -> list[dict[str, Any]]:
     """Speed-up of an iteration by a near-memory update, and Amdahl's bounds, of every configuration."""
     bounds = []
+    # of each configuration the plain update and the one with the fastest units
     for name, rows in _configurations(run.probe("near_memory_by_configuration")).groupby("called", sort=False):
         plain, near = (rows.sort_values(_NEAR).iloc[place] for place in (0, -1))
         bounds.append(
@@ -446,6 +457,7 @@ def _sequences_per_s(row: Mapping[str, str], seconds: float) -> tuple[str, float
     """Software of a published row, and its throughput: measured, and predicted from the time of a step."""
     run = _published_run(row)
     kind = _YEARS.get(row["source"].rpartition(" ")[2], row["source"])  # a source ends in the commit of its table
+    # a step holds all micro-batches of the accumulation
     return kind, float(row["sequences_per_s"]), run["micro_batches"] * run["batch"] / seconds
 
 

@@ -37,6 +37,7 @@ _SIZES = ((32, 2048), (256, 8192), (256, 8192))  # ranges of random m, n and k, 
 _SEED = 0
 _WHOLE = 32.0  # sizes are multiples of it
 _PRECISION = "fp16"
+# share of the gain that counts as sufficient: the paper gives no number, ours by choice
 _ENOUGH = 0.7
 _CLEAR = 1.1  # speed-up beyond which a queue counts as gaining
 _UNKNOWN = "which GEMMs the paper ran is unknown; ours are illustrative"
@@ -79,6 +80,7 @@ class Goldyloc(Plain):
             yield "choices", queue_run.choices
 
 
+# 1 is one after the other: values below it lose
 _SPEEDUP = Axis("speedup", "speed-up over one after the other [x]", centre=1.0)
 
 
@@ -158,6 +160,7 @@ class _Run:
         return pd.DataFrame({**rows, **times})
 
 
+# claims and tables ask for the same run: its predictor is trained once
 @lru_cache(maxsize=1)
 def _load_run(run: FinishedRun) -> _Run | None:
     """Cached `_Run.of` of the latest run."""
@@ -235,6 +238,7 @@ def _kernels(run: _Run, finished: FinishedRun) -> dict[str, ClaimResult]:
         m, n, k = queue.shapes[0]
         every = kernels(gpu, (m, n, k), precision=queue.precision, degree=_COPIES)
         alone = kernels(gpu, (m, n, k), precision=queue.precision).seconds(gpu)
+        # kernels are compared at _COPIES at once: the winner alone may lose there
         together = every.together(gpu, _COPIES)
         if together[int(alone.argmin())] > 1.001 * together.min():  # rounding
             names.append(name)

@@ -33,6 +33,7 @@ class GemmQueue:
         """Features known before anything runs: sizes, waves, occupancy, intensity, footprint; means of logarithms
         over the queue, and log2 of its length.
         """
+        # work-groups over CUs and bytes over the last-level cache: how much room a GEMM leaves for others
         m, n, k = self.shapes.T
         kernel = chosen(gpu, (m, n, k), precision=self.precision)
         assert gpu.llc is not None
@@ -68,6 +69,7 @@ class DegreePredictor:
     def choose(self, features: Floats) -> NDArray[np.intp]:
         """Return the index [Q] of the degree for queues of features [Q, F]."""
         near = self.model.predict_proba(_pairs(features, self.degrees))[:, 1]  # of the class `near`
+        # argmax takes the first of equals, the lowest degree where degrees ascend
         return np.asarray(np.argmax(near.reshape(len(features), -1), axis=1))
 
 

@@ -44,6 +44,7 @@ _UNITS, _RATE = "system.gpu.pim.units_per_bank", "system.gpu.pim.command_rate"
 _NEEDED = {_WAY, _SET, _TP, _MICRO, _AHEAD, _ROWS, _KEPT, _STORED, _BESIDE, _UNITS, _RATE}
 _PERCENT = 100.0
 _ACCOUNT = "which weights, gradients and states the paper counts, and which copies, is not public"
+# memories with units whose gain is compared with the published range
 _PARTS = ("hbm2_pim", "hbm3_strawman", "lpddr5x")
 _LAYERS_SHOWN = 3
 _WAYS = {"stored": "stored", "gpu": "made by the GPU", "pim": "made in memory"}
@@ -166,6 +167,7 @@ def _of_parts() -> dict[str, ClaimResult]:
     example = facts("jitq")["streamed"]
     streamed = pims[example["pim"]]
     amount = example["rows"] * example["columns"] * example["element_bytes"]
+    # one command for each word: it is read, no more
     seconds = float(streamed.stream_s(streamed.per_unit(amount), 1.0))
     text = ", ".join(f"{name} {gain:.2f}x" for name, gain in gains.items())
     ends = (round(min(gains.values()), 2), round(max(gains.values()), 2))
@@ -267,6 +269,7 @@ def _pace(run: FinishedRun) -> dict[str, ClaimResult]:
         waits = _late(intervals(step))
         behind += [f"{name} before {waits[0]}"] if waits else []
         shares.append(
+            # over a micro-batch without the time that copies add to it
             f"{name} {_PERCENT * float(step.passes.copies.busy_s / (step.slot_s - step.passes.copies.slot_s)):.1f} %"
         )
     text = f"units are busy for a share of a micro-batch: {', '.join(shares)}; copies of a pass begin with it"
@@ -394,6 +397,7 @@ def _contention(rows: pd.DataFrame) -> pd.DataFrame:
     pim = rows[rows[_WAY] == "pim"]
     columns = pim[["scenario", _SET, _TP, _MICRO, _STORED, "memory_share", "throughput_lost"]].copy()
     for name in ("slowed", "waited"):
+        # over the time of units in memory, as mu is defined
         columns[f"{name}_share"] = pim[f"quantisation_{name}_s"] / pim["quantisation_s"]
     return columns.rename(columns={"slowed_share": "mu"})
 
@@ -431,6 +435,7 @@ def _systems(run: FinishedRun) -> pd.DataFrame:
         by_way = {way: points[_label(case, way)] for way in _WAYS if _label(case, way) in points}
         # all three ways, or there is nothing to compare
         for way, metrics in by_way.items() if len(by_way) == len(_WAYS) else ():
+            # relative to stored copies: a positive share is lost, or saved
             lost, saved = (1 - metrics[name] / by_way["stored"][name] for name in ("tokens_per_s", "state_bytes"))
             values = {"iteration_s": metrics["iteration_s"], "throughput_lost": lost, "capacity_saved": saved}
             rows.append({**case, "copies": way, **values})

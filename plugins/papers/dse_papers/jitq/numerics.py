@@ -29,13 +29,18 @@ def quantise(values: Floats, format: Format, axis: int) -> Floats:
     """
     if not np.isfinite(values).all():
         raise ValueError("values must be finite to share an exponent")
+    # the axis of blocks last: a reshape then splits it into blocks and sub-blocks
     moved = np.moveaxis(values, axis, -1)
     length = moved.shape[-1]
+    # zeros at the end change neither the largest value of a block nor its other elements
     padded = np.zeros((*moved.shape[:-1], -(-length // format.block) * format.block))
     padded[..., :length] = moved
     blocks = padded.reshape(*moved.shape[:-1], -1, format.block // format.sub_block, format.sub_block)
+    # [..., blocks, 1, 1], from the largest value of the block
     shared = _exponent(np.abs(blocks).max(axis=(-2, -1), keepdims=True))
+    # a sub-block of small values is shifted down, as far as its bits can hold
     shift = np.minimum(shared - _exponent(np.abs(blocks).max(axis=-1, keepdims=True)), 2**format.sub_bits - 1)
+    # the range of a biased exponent of `scale_bits` bits
     bound = 2 ** (format.scale_bits - 1) - 1
     scale = 2.0 ** (np.clip(shared - _largest_exponent(format.element), -bound, bound) - shift)
     rounded = _round(blocks / scale, format.element) * scale
@@ -44,6 +49,7 @@ def quantise(values: Floats, format: Format, axis: int) -> Floats:
 
 def _exponent(values: Floats) -> Floats:
     """Floor of the binary logarithm of values from 0 on."""
+    # frexp has mantissas from 1/2 to 1: its exponent is one above the floor of the logarithm
     return np.frexp(np.maximum(values, _LEAST))[1] - 1.0
 
 
@@ -61,9 +67,11 @@ def _round(values: Floats, element: Element) -> Floats:
     if not element.exponent_bits:
         unit = 2.0 ** (1 - fraction)
         most = 2.0 - unit
+        # two's complement has one more number below zero
         return np.clip(np.rint(values / unit) * unit, -2.0 if element.negative == "complement" else -most, most)
     least = 2 - 2 ** (element.exponent_bits - 1)  # below it numbers are as far apart
     steps = 2.0 ** (np.clip(_exponent(np.abs(values)), least, largest) - fraction)
+    # the topmost code of an element with top = nan is no number: the largest is one step lower
     most = 2.0**largest * (2 - 2.0**-fraction * (2 if element.top == "nan" else 1))
     return np.clip(np.rint(values / steps) * steps, -most, most)
 
@@ -86,6 +94,7 @@ def errors(formats: Mapping[str, Format], seed: int = 0) -> Iterator[dict[str, A
 
     forward: Y = X W; backward: dX = dY W^T; other_axis: Y with blocks along the columns, as if one copy did for both.
     """
+    # inputs are drawn apart from weights, so that both stay the same when one changes
     of = np.random.default_rng(seed + 1)
     for kind, exact in weights(seed).items():
         x, dy = of.standard_normal((64, exact.shape[0])), of.standard_normal((64, exact.shape[1]))
@@ -124,6 +133,7 @@ def losses(formats: Mapping[str, tuple[Format | None, Format | None]], seed: int
 
 def _layers(of: np.random.Generator) -> list[Floats]:
     pairs = pairwise(_WIDTHS)
+    # He's initialisation, for ReLU
     return [of.standard_normal(shape) * (2 / shape[0]) ** 0.5 for shape in pairs]
 
 
@@ -137,6 +147,7 @@ def _forward(x: Floats, layers: list[Floats]) -> list[Floats]:
     values = [x]
     for place, layer in enumerate(layers, 1):
         out = values[-1] @ layer
+        # no ReLU after the last layer
         values.append(out if place == len(layers) else np.maximum(out, 0))
     return values
 
@@ -154,6 +165,7 @@ def _train(layers: list[Floats], x: Floats, target: Floats, forward: _Copy, back
         slope = 2 * (values[-1] - target) / target.size
         for place in reversed(range(len(layers))):
             gradient = values[place].T @ slope
+            # straight through: quantisation is not differentiated, as its slope is 0 almost everywhere
             slope = (slope @ backward(layers[place]).T) * (values[place] > 0)
             momenta[place] = 0.9 * momenta[place] + gradient
             layers[place] = layers[place] - _RATE * momenta[place]

@@ -48,6 +48,7 @@ def seqpoint(words: Sequence[str]) -> int:
 
     defaults = {name: str(Iterations.model_fields[name].default) for name in ("k0", "error")}
     options = pairs(words, {"data": "", **defaults}, optional=["out"])
+    # k0 is a whole number, error is not: what is neither stays text, for validation to refuse
     numbers = {name: whole_number(options[name]) for name in defaults}
     choice = {name: _number(options[name]) if number is None else number for name, number in numbers.items()}
     iterations = validate_as(Iterations, {"name": "seqpoint", "method": "seqpoint", **choice}, path="")
@@ -116,12 +117,14 @@ def _configurations(log: Mapping[str, Floats], sample: Sample) -> Table:
     from rich.table import Table
 
     names = [name for name in log if name != _LENGTH]
+    # the first column is the reference of speed-ups
     names.sort(key=lambda name: name != _SECONDS)
     times = np.array([log[name] for name in names])
     true, projected = times.sum(-1), project_epoch(sample, times)
     table = Table("configuration", "epoch", "projected", "error", "speed-up", "projected", "error")
     for name, measured, other in zip(names, true, projected, strict=True):
         speedup, guess = true[0] / measured, projected[0] / other
+        # a generator: the first error is of the time, the second of the speed-up
         errors = (f"{100 * (shown / real - 1):+.2f} %" for shown, real in ((other, measured), (guess, speedup)))
         texts = (cell(float(measured), "s"), cell(float(other), "s"), next(errors))
         table.add_row(name, *texts, cell(float(speedup), "x"), cell(float(guess), "x"), next(errors))
@@ -131,6 +134,7 @@ def _configurations(log: Mapping[str, Floats], sample: Sample) -> Table:
 def _summary_lines(iterations: Iterations, log: Mapping[str, Floats], sample: Sample) -> Iterator[str]:
     seconds, every = log[_SECONDS], len(np.unique(log[_LENGTH]))
     yield f"{len(sample.places)} of {len(seconds)} iterations, of {every} lengths; error {100 * sample.error:+.3g} %"
+    # with a bin for each length the rest of the error is scatter within a length
     if abs(sample.error) > iterations.error:
         yield f"above {100 * iterations.error:g} %, with every length taken: iterations of one length differ"
     yield (

@@ -19,6 +19,7 @@ from simulators.steps.epochs.seqpoint import Iterations, choose
 
 Floats = NDArray[np.float64]
 _ASSUMED = (0.0, 0.01, 0.03, 0.1)
+# nine in ten of them: four draws lie above
 _DRAWS = 40
 _TABLE = "data/measured/h100_2026-11-26/gemms.csv"
 
@@ -64,10 +65,12 @@ def _draw(
     lengths, seconds = epoch
 
     def noise() -> Floats:
+        # the mean of exp(s z) is exp(s^2 / 2), which is divided out
         return np.exp(spread * of.standard_normal(len(seconds)) - spread**2 / 2)
 
     logged = of.integers(len(lengths), size=len(lengths)) if resampled else np.arange(len(lengths))
     sample = choose(choice, lengths[logged], seconds[logged] * noise())
+    # noise of its own: the same iterations, timed another time
     profiled = (seconds[logged] * noise())[sample.places]
     later = of.integers(len(lengths), size=len(lengths)) if resampled else logged
     total = float((seconds[later] * noise()).sum())

@@ -49,6 +49,7 @@ def effects(
         return
     times = {reach: seconds.loc[lengths.tolist()].to_numpy(float) for reach, lengths in epochs.items()}
     configured = choose(choice, epochs[1.0], times[1.0])
+    # time of a mean iteration, as epochs with other tails differ in length
     projected = float(times[1.0][configured.places] @ configured.weights) / len(times[1.0])
     for reach, lengths in epochs.items():
         times_s = times[reach]

@@ -36,12 +36,14 @@ class AstraSimEngine:
 
     def run(self, graph: TaskGraph) -> Timeline:
         """Issue and finish times of every task of every design that its traces can say."""
+        # text 0: no reason
         times, texts = np.zeros((graph.num_designs, 2, graph.num_tasks)), [""]
         code = np.zeros(graph.num_designs, np.int32)
         for design in range(graph.num_designs):
             try:
                 times[design] = _run(graph, design)
             except Unfit as why:
+                # each reason once, in the order in which it is first met
                 texts = list(dict.fromkeys([*texts, str(why)]))
                 code[design] = texts.index(str(why))
         refused = Refusals(code, tuple(texts)) if code.any() else None
@@ -59,11 +61,13 @@ class AstraSimEngine:
         """
         entry = VALIDATED.get(device, VALIDATED["h100"])
         network = entry["network"]
+        # its files count 2^30 bytes as a GB
         rate = network["bandwidth"] if device in VALIDATED else bytes_per_s / GIB
         setup = Setup(network["topology"], rate, network["latency"], entry["system"])
         times = []
         for size, count in zip(num_bytes.astype(int).tolist(), gpus.astype(int).tolist(), strict=True):
             payload = size // count if kind == "all_gather" else size  # it counts what a GPU starts with
+            # the same single collective on every GPU
             node = TraceNode(0, kind, "COMM_COLL_NODE", 0.0, collective=kind.upper(), payload_bytes=payload)
             times.append(simulate([[node]] * count, setup).finished)
         return np.array(times)
@@ -77,6 +81,7 @@ def _run(graph: TaskGraph, design: int) -> Floats:
     times = np.zeros((2, len(steps), num_gpus))
     for number in range(len(steps)):
         for gpu in range(num_gpus):
+            # even ids: what a step computes or receives (`traces`)
             if (gpu, 2 * number) not in run.nodes:
                 raise RuntimeError("ASTRA-sim's log does not have when every task was issued and ended")
             times[:, number, gpu] = run.nodes[gpu, 2 * number]

@@ -25,7 +25,7 @@ _FINISHED = re.compile(r"sys\[(\d+)\] finished, (\d+) cycles")
 _EVENT = re.compile(r"(issue|callback),\s*sys->id=(\d+), tick=(\d+), node->id=(\d+),")
 _VERSION = "0.0.4"  # of the schema that it reads
 _TIMEOUT_S = 120.0
-_CYCLE_S = 1e-9
+_CYCLE_S = 1e-9  # its analytical backend counts ns
 GIB = 2.0**30
 """Bytes of what its files call a GB."""
 
@@ -80,8 +80,10 @@ def simulate(traces: Sequence[Sequence[TraceNode]], setup: Setup) -> Simulated:
         folder = Path(name)
         for gpu, nodes in enumerate(traces):
             write_chakra(folder / f"trace.{gpu}.et", ExecutionTrace(tuple(nodes), version=_VERSION))
+        # trace-enabled: it logs when nodes are issued and end
         (folder / "system.json").write_text(json.dumps(dict(setup.system) | {"trace-enabled": 1}))
         (folder / "network.yml").write_text(setup.network(len(traces)))
+        # no trace here uses remote memory
         (folder / "memory.json").write_text(json.dumps({"memory-type": "NO_MEMORY_EXPANSION"}))
         command = [
             str(program()),
@@ -96,6 +98,7 @@ def simulate(traces: Sequence[Sequence[TraceNode]], setup: Setup) -> Simulated:
             raise RuntimeError(f"ASTRA-sim cannot be run: {error}") from error
         events = "".join(log.read_text("utf-8", "replace") for log in _logs(folder))
     finished = {int(gpu): int(cycles) for gpu, cycles in _FINISHED.findall(run.stdout)}
+    # the exit code alone does not prove that every GPU has finished
     if run.returncode or len(finished) != len(traces):
         last = (run.stderr or run.stdout).strip().splitlines()[-1:]
         raise RuntimeError(f"ASTRA-sim finished on {len(finished)} of {len(traces)} GPUs: {' '.join(last)[:200]}")
@@ -112,4 +115,5 @@ def _times(events: str) -> dict[tuple[int, int], tuple[float, float]]:
     issued, ended = dict[tuple[int, int], float](), dict[tuple[int, int], float]()
     for what, gpu, tick, node in _EVENT.findall(events):
         (issued if what == "issue" else ended)[int(gpu), int(node)] = int(tick) * _CYCLE_S
+    # nodes that lack one of both times are left out, which the caller notices
     return {key: (issued[key], ended[key]) for key in issued.keys() & ended.keys()}

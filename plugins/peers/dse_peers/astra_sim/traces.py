@@ -20,6 +20,7 @@ from simulators.taskgraph.graph import Floats, TaskGraph
 
 _SAME = 1e-6  # relative: rates and delays that count as one
 _FLOP_PER_S = 1e12  # peak of its roofline: a kernel's time becomes work, as times of kernels are whole microseconds
+# no splits, first come first served, direct messages: the order is that of the graph
 _SYSTEM = {
     "scheduling-policy": "FIFO",
     "endpoint-delay": 1,
@@ -60,8 +61,10 @@ class ProgramStep:
 def steps_of(graph: TaskGraph, design: int) -> list[ProgramStep]:
     """The steps of one design. Raises Unfit."""
     rows = _rows(graph)
+    # seconds without contention, which the network of ASTRA-sim adds
     alone = graph["work"][design] / graph.isolated_rate()[design]
     times = alone + graph["delay"][design]
+    # place of a task in the order of its GPU: the number of its step
     place = {task: number for row in rows for number, task in enumerate(row)}
     steps, step_of = list[ProgramStep](), list[int]()
     for number, tasks in enumerate(zip(*rows, strict=True)):
@@ -69,9 +72,11 @@ def steps_of(graph: TaskGraph, design: int) -> list[ProgramStep]:
         before = {frozenset(place[earlier] for earlier in graph.predecessors(task).tolist()) for task in tasks}
         if len(kinds) > 1 or len(before) > 1 or np.ptp(times[list(tasks)]) > _SAME * times[list(tasks)].max():
             raise Unfit("its GPUs do not all do the same: ASTRA-sim is given one program for all of them")
+        # one of each, by the check above
         (kind,), (deps,) = kinds, before
         if any(earlier >= number for earlier in deps):
             raise Unfit("a GPU waits for what another one does later in its own order")
+        # transfers that were joined are one step
         after = tuple(sorted({step_of[earlier] for earlier in deps}))
         if kind != "transfer":
             steps.append(ProgramStep(tuple((task,) for task in tasks), after, kind, float(times[list(tasks)].max())))
@@ -103,6 +108,7 @@ def _source(graph: TaskGraph, task: int) -> int:
     """The GPU whose memory a transfer reads, beside that of its own. Raises Unfit."""
     names = [graph.resources[resource] for resource in graph.use_resource[graph.use_task == task].tolist()]
     named = [int(match[1]) for name in names if (match := _NAMED.fullmatch(name))]
+    # a transfer reads the memory of its source and writes its own
     remote = [gpu for gpu in named if gpu != graph.gpu[task]]
     if len(remote) != 1:
         raise Unfit("a transfer does not come from one other GPU")
@@ -113,6 +119,7 @@ def _joins(step: ProgramStep, other: ProgramStep) -> bool:
     """True for transfers of unlike peers that wait for the same and are of one size."""
     alike = step.kind == "transfer" and step.after == other.after and step.num_bytes == other.num_bytes
     pairs = zip(step.sources, other.sources, strict=True) if alike else ()
+    # a second transfer from the same GPU is no part of the same collective
     return alike and not any(set(mine) & set(theirs) for mine, theirs in pairs)
 
 
@@ -127,6 +134,7 @@ def setup_of(graph: TaskGraph, design: int, steps: Sequence[ProgramStep]) -> Set
     moving = [step for step in steps if step.kind == "transfer"]
     num_gpus = len(steps[0].tasks)
     if not moving:
+        # any network will do
         return Setup("FullyConnected", 1.0, 0.0, _SYSTEM)
     if any(len(step.sources[0]) not in (1, num_gpus - 1) for step in moving):
         raise Unfit("a GPU receives from some of its peers at once: ASTRA-sim sends one message, or one to each peer")
@@ -142,9 +150,11 @@ def setup_of(graph: TaskGraph, design: int, steps: Sequence[ProgramStep]) -> Set
             for name, capacity in zip(graph.resources, graph["capacity"][design].tolist(), strict=True)
             if name.startswith("port.")
         )
+        # transfers from all peers share a port: together they run at its rate
         rates = np.minimum(port, rates * np.array([len(step.sources[0]) for step in moving]))
     if np.ptp(rates) > _SAME * rates.max() or np.ptp(delays) > _SAME * max(delays.max(), 1e-12):
         raise Unfit("its transfers have unlike rates or set-ups, and links of ASTRA-sim's network have one")
+    # a message crosses two links at a switch, each with the latency of the network
     hops = 2 if shared == ["port"] else 1
     return Setup(_TOPOLOGIES[shared[0]], float(rates[0]) / GIB, float(delays[0]) * 1e9 / hops, _SYSTEM)
 
@@ -163,17 +173,20 @@ def _nodes(number: int, step: ProgramStep, gpu: int, num_gpus: int) -> list[Trac
     if step.kind == "launch":
         return [TraceNode(2 * number, name, "COMP_NODE", step.seconds, data_deps=deps, on_host=True)]
     if step.kind != "transfer":
+        # 1 TFLOP/s: a FLOP is a picosecond
         work = max(1, round(step.seconds * _FLOP_PER_S))
         return [TraceNode(2 * number, name, "COMP_NODE", 0.0, data_deps=deps, flop=work, moved_bytes=1)]
     size = max(1, round(step.num_bytes))
     if len(step.sources[gpu]) > 1:
         node = TraceNode(2 * number, name, "COMM_COLL_NODE", 0.0, data_deps=deps, payload_bytes=size * num_gpus)
         return [replace(node, collective="ALL_TO_ALL")]  # each peer gets its part of the payload
+    # who reads from this GPU: it has to send to them
     receivers = [other for other in range(num_gpus) if step.sources[other] == (gpu,)]
     if len(receivers) != 1:
         raise Unfit("a GPU sends to several others, or to none, while each of them receives from one")
     received = TraceNode(2 * number, name, "COMM_RECV_NODE", 0.0, data_deps=deps, payload_bytes=size, tag=number)
     received = replace(received, source=step.sources[gpu][0], destination=gpu)
+    # the same tag joins both ends
     sent = replace(received, id=2 * number + 1, name=f"{name} sent", type="COMM_SEND_NODE")
     return [received, replace(sent, source=gpu, destination=receivers[0])]
 

@@ -25,7 +25,7 @@ from simulators.taskgraph.graph import Floats, GraphBuilder, TaskGraph
 from simulators.taskgraph.timeline import Timeline, Totals
 
 _SCRIPT = Path(__file__).with_name("simulation.py")
-_TIMEOUT_S = 600.0
+_TIMEOUT_S = 600.0  # for all graphs of a call
 _WHOLE = 1e9  # a flow has whole bytes: one unit of work is so many
 
 
@@ -72,9 +72,11 @@ def messages(kind: str, num_bytes: float, num_gpus: int, bytes_per_s: float) -> 
     """The messages of a collective among GPUs at a switch. See `SimGridEngine.collective_s`."""
     build = GraphBuilder()
     ports = [[build.resource(f"{way} {gpu}", bytes_per_s) for gpu in range(num_gpus)] for way in ("out", "in")]
+    # a ring all-reduce scatters in n - 1 steps, and gathers in as many
     steps = 2 * (num_gpus - 1) if kind == "all_reduce" else num_gpus - 1
     at_once, received = kind == "all_to_all", list[int]()
     for step in range(steps):
+        # all-to-all: to each other GPU in turn; ring: to the next one
         distance = step + 1 if at_once else 1
         received = [
             build.task(
@@ -92,6 +94,7 @@ def messages(kind: str, num_bytes: float, num_gpus: int, bytes_per_s: float) -> 
 @functools.cache
 def interpreter() -> str | None:
     """An interpreter that can import SimGrid, or None."""
+    # SimGrid's module is a package of the distribution, for its own interpreter
     for python in dict.fromkeys([sys.executable, "/usr/bin/python3", shutil.which("python3") or ""]):
         if python and Path(python).exists():
             # in a folder of ours: an older interpreter has no flag that leaves the current one off its path
@@ -133,10 +136,13 @@ def _describe(graph: TaskGraph, design: int) -> dict[str, Any]:
     flows = _holds_flows(graph, numbers, uses)
     capacity, tasks = numbers["capacity"].tolist(), list[dict[str, Any]]()
     for task, (work, cap) in enumerate(zip(numbers["work"].tolist(), numbers["cap"].tolist(), strict=True)):
+        # what a task needs of each resource in all
         amounts = {resource: use * work for resource, use in uses[task].items() if work > 0}
         if flows:
+            # the same whole bytes on all links of a flow
             amounts = {resource: round(work * _WHOLE) for resource in uses[task]}
         elif work > 0 and np.isfinite(cap):
+            # a host of its own limits the task to its cap
             amounts[len(capacity)] = work
             capacity.append(cap)
         described = {"after": graph.predecessors(task).tolist(), "delay": float(numbers["delay"][task])}
@@ -148,6 +154,7 @@ def _describe(graph: TaskGraph, design: int) -> dict[str, Any]:
 
 def _holds_flows(graph: TaskGraph, numbers: dict[str, Floats], uses: list[dict[int, float]]) -> bool:
     """True if all tasks use one unit of some resources, and are limited by nothing else."""
+    # a flow has no delay, cap or slot, and at least one byte
     free = (numbers["delay"] == 0) & np.isinf(numbers["cap"]) & (graph.pool < 0) & (numbers["work"] > 0)
     return bool(free.all()) and all(used and set(used.values()) == {1.0} for used in uses)
 

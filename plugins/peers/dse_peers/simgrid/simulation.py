@@ -21,6 +21,7 @@ from typing import Any
 
 from simgrid import Actor, Comm, Engine, LinkInRoute, NetZone, Semaphore, this_actor
 
+# tighter than SimGrid's defaults: tasks may take microseconds
 _PRECISE = ("surf/precision:1e-12", "maxmin/precision:1e-12")
 _FLOWS = (
     *("network/model:CM02", "network/crosstraffic:0", "network/latency-factor:1", "network/bandwidth-factor:1"),
@@ -38,14 +39,17 @@ def main() -> int:
             os.close(here)
             with os.fdopen(there, "w") as answer:
                 json.dump(_run(graph), answer)
+            # without the clean-up of an interpreter that holds an engine
             os._exit(0)
         os.close(there)
         with os.fdopen(here) as answer:
             text = answer.read()
+        # read before waiting: a full pipe would block the child
         if os.waitpid(child, 0)[1] or not text:
             return 1
         times.append(json.loads(text))
     used = os.times()
+    # CPU time of the children, not of reading and writing
     print(json.dumps({"times": times, "seconds": used.children_user + used.children_system}))
     return 0
 
@@ -72,9 +76,11 @@ def _linked_hosts(zone: Any, graph: Any) -> list[tuple[Any, Any]]:
     ]
     pairs: dict[tuple[str, ...], tuple[Any, Any]] = {}
     for task in graph["tasks"]:
+        # tasks with the same links share a pair of hosts
         key = tuple(task["amounts"])
         if key not in pairs:
             pairs[key] = tuple(zone.create_host(f"{end}{len(pairs)}", 1e9).seal() for end in ("from", "to"))
+            # one direction only: links of the graph are one-way already
             route = [LinkInRoute(links[int(link)]) for link in key]
             zone.add_route(pairs[key][0].netpoint, pairs[key][1].netpoint, None, None, route, False)
     zone.seal()
@@ -98,6 +104,7 @@ def _drive(graph: Any, ends: list[tuple[Any, Any]], times: list[list[float]]) ->
             comm = Comm.sendto_init(*ends[index])
             running.append(comm.set_payload_size(next(iter(tasks[index]["amounts"].values()))).start())
             number.append(index)
+        # flows that end at one time are returned one by one, without the clock moving
         place = Comm.wait_any(running)
         ended = number.pop(place)
         running.pop(place)
@@ -114,6 +121,7 @@ def _create_actors(zone: Any, graph: Any, times: list[list[float]]) -> None:
     hosts = [zone.create_host(f"resource{i}", [speed]).seal() for i, speed in enumerate(graph["capacity"])]
     home = zone.create_host("home", [1.0]).seal()
     zone.seal()
+    # opened once for each task that waits
     ended = [Semaphore(0) for _ in graph["tasks"]]
     pools = [Semaphore(slots) for slots in graph["slots"]]
     followers = Counter(before for task in graph["tasks"] for before in task["after"])
@@ -122,6 +130,7 @@ def _create_actors(zone: Any, graph: Any, times: list[list[float]]) -> None:
         """Wait for those before it and for a slot, work, and let the others know."""
         task = graph["tasks"][index]
         slot = [pools[task["pool"]]] if task["pool"] >= 0 else []
+        # the slot last: a task that waits for others must not hold one
         for awaited in [*(ended[before] for before in task["after"]), *slot]:
             awaited.acquire()
         times[0][index] = Engine.clock
@@ -140,6 +149,7 @@ def _work(task: Any, hosts: list[Any]) -> None:
         this_actor.sleep_for(task["delay"])
     if task["amounts"]:
         used = [hosts[int(resource)] for resource in task["amounts"]]
+        # no bytes between the hosts: the matrix of messages is zero
         this_actor.parallel_execute(used, list(task["amounts"].values()), [0.0] * len(used) ** 2)
 
 
