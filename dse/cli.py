@@ -82,9 +82,17 @@ def _fault(text: str) -> Callable[..., None]:
 
 
 def _exit_code(command: Callable[..., int], *arguments: Any) -> int:
-    """Run a command; its exit code, also where it is refused or fails, which is told."""
+    """Run a command; its exit code, also where it is refused or fails, which is told.
+
+    Raises KeyboardInterrupt: the command was interrupted, also where a library's clean-up made another error of it.
+    """
     try:
-        return command(*arguments)
+        try:
+            return command(*arguments)
+        except Exception as error:
+            if interrupt := _interrupt_behind(error):
+                raise interrupt from None
+            raise
     except ConfigError as error:
         _refuse(error)
         return REFUSED
@@ -94,6 +102,13 @@ def _exit_code(command: Callable[..., int], *arguments: Any) -> int:
     except OSError as error:
         print(f"the environment failed: {environment_text(error)}", file=sys.stderr)
         return ENVIRONMENT
+
+
+def _interrupt_behind(error: BaseException | None) -> KeyboardInterrupt | None:
+    """The interrupt in whose handling an error arose: `finally` of a half-built object raises errors of its own."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error
 
 
 def _information(words: list[str]) -> str:

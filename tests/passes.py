@@ -25,6 +25,7 @@ LAWFUL = {
     r"^ASTRA-sim's program is not on the path$": "a program that no package holds",
     r"^the record is of another version of ": "the versions of the last record, with which alone counts compare",
     r"^(another clang|another Triton) is installed than the first line names$": "the compiler that wrote the texts",
+    r"^NVIDIA's ptxas is not on the path$": "a program of NVIDIA's toolkit",
     r"is absent: the published values live beside the repository$": "tables that no package holds",
     r"is absent: the tables that numbers are fitted to are not shipped$": "these tables",
     r"^measured collectives are not in this checkout$": "these tables",

@@ -261,7 +261,9 @@ AFTER: tuple[Pattern, ...] = ("reduce_scatter", "all_reduce")
 """Collectives that sum what GEMMs have summed in parts."""
 FREE: dict[str, Any] = {f"system.gpu.contention.{name}": 1.0 for name in Contention.model_fields}
 FREE["system.gpu.contention.late_start"] = 0.0
-del FREE["system.gpu.contention.late_start_first"]  # null: as the other one
+# null: as the other one, or 0
+for name in ("late_start_first", "fork_s", "wave_slack"):
+    del FREE[f"system.gpu.contention.{name}"]
 """Overrides by which operators slow one another by nothing but the CUs, HBM and links they share."""
 
 
@@ -302,6 +304,8 @@ def design_tree(
         entry |= {"payload_bytes": max(1 << 16, 2 * m * k)}
     elif knobs["family"] == "in_switch":
         system, pattern = shipped("system")["h100_8"], "all_reduce"
+    elif knobs["family"] == "gathered_in_switch":
+        system = shipped("system")["h100_8"]
     elif orders == ("after",):
         pattern = pattern if pattern in AFTER else "all_reduce"
         merged(merged(system, shipped("pim")["hbm3_strawman"]), shipped("study")["t3_mi300x"]["system"])

@@ -57,6 +57,7 @@ def test_without_copies_operators_take_what_they_take_alone(layer_kinds: Any, ah
     assert outcome["waited"] == outcome["busy"] == 0
 
 
+@pytest.mark.more
 @pytest.mark.slow
 @given(kinds, st.integers(0, 3), st.floats(0, 1e9), st.floats(0, 4), st.floats(0.1, 1.0))
 def test_time_is_accounted_for_and_bounded(

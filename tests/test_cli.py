@@ -145,7 +145,9 @@ def test_a_study_writes_a_table_with_a_row_per_point(study: tuple[Path, str]) ->
     table = dse.load("ficco_sweep", folder / "outputs")
     planned = small_plan()
     points = {
-        key for block in planned.spaces["g4"].blocks(1000) for key in keys_to_hex(block.keys(*planned.context.words))
+        key
+        for block in planned.spaces["g4"].blocks(1000)
+        for key in keys_to_hex(block.content_keys(*planned.context.words))
     }
     assert set(table["key"]) == {key.decode() for key in points}
     assert table["key"].is_unique
@@ -438,6 +440,21 @@ def test_a_study_is_shown_in_mlflow_and_of_a_long_table_the_fronts_and_baselines
 
 
 # Interrupting
+
+
+@pytest.mark.parametrize("error", [AttributeError, OSError, ConfigError])
+def test_an_error_that_an_interrupt_caused_is_told_as_an_interrupt(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def half_built(_: object) -> int:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise error("a part is missing")  # as OmegaConf's clean-up of a container without its content does
+
+    monkeypatch.setattr("dse.cli._dispatch", half_built)
+    assert main(["studies"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 @pytest.mark.one_in(2)

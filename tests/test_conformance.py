@@ -30,6 +30,8 @@ from simulators.hardware.machine import tree_of
 from simulators.hardware.network import links
 from simulators.overlap.design import OverlapDesign
 from simulators.overlap.metrics import METRICS, RELATIONS
+from simulators.overlap.powered import PoweredBackend
+from simulators.steps.powered import PoweredStepBackend
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.taskgraph.symmetry import patterns, reduce_graph
 from simulators.taskgraph.timeline import Timeline
@@ -46,6 +48,7 @@ from tests.support import (
     SCHEDULES,
     backend,
     design,
+    design_tree,
     drawn,
     lower,
     number,
@@ -95,6 +98,14 @@ def a_grid_of_overlap() -> tuple[Backend, list[Batch]]:
     return backend("analytic", "fluid"), [Batch(Batch(point, axes).at(0), axes), Batch(design("serial"))]
 
 
+def overlap_under_a_limit() -> tuple[Backend, list[Batch]]:
+    """Limits that bind, that do not, and that no clock keeps."""
+    simulator = PoweredBackend("fluid")
+    tree = {**design_tree("c3_base"), "system": shipped("system")["a100_8"]}
+    axes = {"system.gpu.power.cap_w": np.array([400.0, 250.0, 60.0]), "system.gpu.clock": np.array([1.0, 0.7])}
+    return simulator, [Batch(Batch(simulator.design(tree), axes).at(0), axes)]
+
+
 def programs_given_a_design_each() -> tuple[Backend, list[Batch]]:
     """The menu answers 1.0 to whatever it is asked."""
     program = BACKENDS["external"](**test_external.parameters())
@@ -142,6 +153,15 @@ def iterations_of_models() -> tuple[Backend, list[Batch]]:
     point = iterations.step()
     wrong = iterations.step({"run.mode": "decode", "parallel.zero": 1, "run.precision": "fp16_storage"})
     return BACKENDS["step"](), [Batch(point, axes), Batch(wrong), Batch(iterations.step({"parallel.pp": 25}))]
+
+
+def iterations_under_a_limit() -> tuple[Backend, list[Batch]]:
+    """Limits that bind, that do not, and that no clock keeps; operations of whose format no energy is known."""
+    simulator = PoweredStepBackend()
+    point = simulator.design(iterations.tree(system="h100_8"))
+    axes = {"system.gpu.power.cap_w": np.array([700.0, 350.0, 120.0]), "run.batch": np.array([1, 8])}
+    unknown = simulator.design(iterations.tree({"run.precision": "fp32"}, system="h100_8"))
+    return simulator, [Batch(Batch(point, axes).at(0), axes), Batch(unknown)]
 
 
 def machines_at_a_price() -> tuple[Backend, list[Batch]]:
@@ -252,6 +272,7 @@ def plans_for_recorded_runs() -> tuple[Backend, list[Batch]]:
 SCREENED: dict[str, Callable[[], tuple[Backend, list[Batch]]]] = {
     "arrivals": gemms_that_arrive,
     "overlap": a_grid_of_overlap,
+    "powered": overlap_under_a_limit,
     "codesign": machines_at_a_price,
     "external": programs_given_a_design_each,
     "function": calls_of_a_function,
@@ -264,6 +285,7 @@ SCREENED: dict[str, Callable[[], tuple[Backend, list[Batch]]]] = {
     "ptx_sms": kernels_on_sms,
     "serving": engines_under_traffic,
     "step": iterations_of_models,
+    "powered_step": iterations_under_a_limit,
     "toy": things,
     "toy on arrays": things_on_arrays,
     "workgroups": workgroups_of_fused_kernels,
@@ -272,10 +294,14 @@ SCREENED = {name: make for name, make in SCREENED.items() if name in BACKENDS or
 
 
 def _marked(name: str) -> Any:
-    """The name of a backend, marked as `more` where it is of a plug-in under study, which compiles kernels for it."""
-    module = BACKENDS[name].__module__ if name in BACKENDS else ""
-    is_research = any((folder / module.partition(".")[0]).is_dir() for folder in research_folders() if module)
-    return pytest.param(name, marks=pytest.mark.more if is_research else ())
+    """The name of a backend, marked as `more` where it is of a plug-in, which compiles kernels for it, and as `nightly`
+    where that is under study.
+    """
+    package = BACKENDS[name].__module__.partition(".")[0] if name in BACKENDS else ""
+    if not package.startswith("dse_"):
+        return pytest.param(name)
+    is_research = any((folder / package).is_dir() for folder in research_folders())
+    return pytest.param(name, marks=pytest.mark.nightly if is_research else pytest.mark.more)
 
 
 @pytest.mark.slow
@@ -894,7 +920,8 @@ def _values(annotation: Any) -> st.SearchStrategy[Any]:
 MASKED = [
     name
     for name, kind in FAMILIES.items()
-    if "comm_engine" in kind.model_fields and name not in {"in_switch", "signalled", "synthesised"}
+    if "comm_engine" in kind.model_fields
+    and name not in {"gathered_in_switch", "in_switch", "signalled", "synthesised"}
 ]
 """Families that may take CUs from their GEMM, by `comm_cus`; the kernels of the others slow it instead, or in steps."""
 

@@ -54,6 +54,7 @@ def test_a_worker_draws_the_same_figure_to_the_byte(tmp_path: Path) -> None:
     assert there == {path.name: path.read_bytes() for paths in expected for path in paths}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("which", "key", "names"), [("key", True, {"first"}), ("key", False, set()), ("none", True, set())]
 )

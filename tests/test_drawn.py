@@ -129,6 +129,7 @@ def test_a_headline_is_right_for_another_machine_or_workload(study: str) -> None
     assert answers[0] != answers[1]
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_a_headline_with_numbers_of_its_own_is_wrong() -> None:
     """Else the tests above could not fail."""

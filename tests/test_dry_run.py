@@ -143,6 +143,7 @@ def test_the_cost_of_a_search_that_ends_by_itself_is_a_bound() -> None:
     assert "; budget.trials=400 enumerates all in " in forecast.verdict
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_points_that_a_search_asks_for_together_are_one_call_where_the_backend_takes_as_many() -> None:
     """So more jobs than calls do not make it faster."""

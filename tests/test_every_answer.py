@@ -33,6 +33,7 @@ def test_each_study_says_what_answers_it_and_no_question_says_what_a_run_may_cha
     assert set(answer_check.QUANTITIES) == set(answer_check.SMALL) >= set(list_options("study"))
 
 
+@pytest.mark.more
 @pytest.mark.slow
 @pytest.mark.one_in(30)
 @pytest.mark.parametrize("study", sorted(set(list_options("study")) - RUN_ELSEWHERE))

@@ -18,7 +18,8 @@ from dse.backend import STATUSES, Batch, Metric, Result, Results, Status, check_
 from dse.errors import Broken, ConfigError
 from dse.evaluation import evaluators
 from dse.evaluation.calls import BackendSpec, validate
-from dse.store.contract import Fresh, StorelessSession
+from dse.space import Points
+from dse.store.contract import StorelessSession
 from dse.values import Keys
 from tests import toy
 
@@ -258,9 +259,9 @@ class Counted(StorelessSession):
 
     recorded = 0
 
-    def record(self, fresh: Fresh, parts: Sequence[Keys], *, idle: bool = False) -> list[Results]:
-        self.recorded += fresh.results.size
-        return super().record(fresh, parts, idle=idle)
+    def record(self, points: Points, results: Results, done: Sequence[Keys], *, idle: bool = False) -> list[Results]:
+        self.recorded += results.size
+        return super().record(points, results, done, idle=idle)
 
 
 # Twice

@@ -157,6 +157,7 @@ def test_a_program_that_works_gives_its_metrics(fault: str) -> None:
     assert result == Result("ok", {"time_s": 4.0}, engine=NAME)
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_programs_that_hang_are_ended_in_time() -> None:
     faults = ["sleep", "busy", "stubborn", "stopped"]
@@ -615,6 +616,7 @@ def typed(words: list[str]) -> int:
     return main(words)
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_results_of_an_edited_program_or_another_design_are_never_taken_for_those_of_this_one(
     conf: Path, capsys: pytest.CaptureFixture[str]

@@ -191,19 +191,20 @@ def test_what_is_not_valid_is_never_on_a_front() -> None:
 # Servers
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_a_server_that_is_gone_for_good_is_told_and_what_was_taken_in_is_recorded_when_it_is_back(
     postgres: Server,
 ) -> None:
     store = Store(postgres.database(f"gone{os.getpid()}"))
     session = StoreSession(store, Hold(1, CONTEXT))
-    session.record(fresh(range(30)), [])
+    session.record(*fresh(range(30)), [])
     session.flush()
     postgres.stop()
     try:
         store.database._patience = 0.3
         with pytest.raises(StoreError, match=r"does not answer .*nothing recorded is lost") as caught:
-            session.record(fresh(range(30, 60)), [])
+            session.record(*fresh(range(30, 60)), [])
             session.flush()
         assert "secret" not in str(caught.value)
     finally:

@@ -23,11 +23,14 @@ from simulators.hardware.machine_commands import VIEWS, served_by
 from simulators.hardware.memory_system import MemorySystem
 from simulators.hardware.network import Node, link_rules
 from simulators.hardware.schedule_system import ScheduleSystem
+from simulators.steps.operators.work import Exchange, collective
+from simulators.steps.spread.groups import groups
+from simulators.workloads.model import Parallel
 from tests.support import merged, shipped
 
 TODAY = (
-    "mi300x_8", "mi355x_8", "mi210_4", "a100_8", "h100_8", "h800_8",
-    "h20_8", "h200_8", "b200_8", "b300_8", "l20_8", "v100_8",
+    "mi300x_8", "mi308x_8", "mi355x_8", "mi210_4", "a100_8", "h100_8", "h800_8",
+    "h20_8", "h200_8", "b200_8", "b300_8", "l20_8", "v100_8", "h100_pcie_8", "a800_8", "rtx_4090_8",
 )  # fmt: skip
 NAMES = tuple(list_options("system"))
 
@@ -58,6 +61,32 @@ def test_a_machine_has_its_network_by_one_word(base: str, fabric: str, name: str
     typed, named = ({key: of for key, of in tree.items() if key not in ("name", "description")} for tree in trees)
     assert typed == named
     assert served_by(name).missing["schedules"] == ()
+
+
+def test_a_pair_is_joined_by_its_bridge_and_reaches_other_pairs_across_pcie_alone() -> None:
+    device = Device.of(tree_of("h100_nvl_8"))
+    payload, rates = 2.0**28, dict[int, float]()
+    for tp in (2, 4):
+        moved = collective(Exchange("all_reduce", payload), groups(device, Parallel(tp=tp))["tp"])
+        rates[tp] = float(2 * (tp - 1) / tp * payload / moved.seconds)
+    assert device.node is not None
+    assert device.node.library is not None
+    bridge, network = device.node.library.bytes_per_s, device.node.library.network_bytes_per_s
+    assert network is not None
+    assert 2.5 * network * 2 < rates[2] < bridge  # SMs that copy do not fill all of it
+    assert 1.9 * network < rates[4] <= 2 * network  # two ports of a pair
+
+
+def test_a_gpu_of_fewer_units_multiplies_less_and_reads_as_fast() -> None:
+    mi300x, mi308x = (System.model_validate(tree_of(f"{name}_8")).gpu for name in ("mi300x", "mi308x"))
+    small, large = mi308x.peak("bf16"), mi300x.peak("bf16")
+    assert small is not None
+    assert large is not None
+    assert mi308x.num_cus / mi300x.num_cus > small / large  # and at a lower clock
+    assert (mi308x.hbm_bytes, mi308x.hbm_bytes_per_s) == (mi300x.hbm_bytes, mi300x.hbm_bytes_per_s)
+    source = mi308x.source("peak_flop_per_s.bf16")
+    assert source is not None
+    assert source.provenance == "secondary"
 
 
 def test_what_is_measured_of_another_gpu_is_called_assumed() -> None:
@@ -198,6 +227,7 @@ def test_a_part_that_is_missing_or_not_read_is_named(words: list[str], message: 
     [
         ("mi300x_8", {"num_gpus": 9}, "system.node.num_gpus = 9: takes 8 links of a GPU, which has 7"),
         ("mi210_4", {"num_gpus": 5}, "system.node.num_gpus = 5: takes 4 links of a GPU, which has 3"),
+        ("h100_nvl_8", {"num_gpus": 8}, "system.node.num_gpus = 8: takes 7 links of a GPU, which has 1"),
         ("l20_8", {"topology": "ring"}, "system.node.topology = 'ring': takes 2 links of a GPU, which has 0"),
     ],
 )
@@ -282,7 +312,7 @@ def test_every_machine_under_every_study_is_planned_or_refused_by_its_parts(stud
         planned = plan(request([f"study={study}", f"system={system}", "tracking=none", "store=none"]))
     except ConfigError as error:
         assert all(problem.path and problem.rule for problem in error.problems)
-        parts = ("system", "workload", "schedule", "study", "run", "parallel", "applications")
+        parts = ("system", "workload", "schedule", "study", "run", "parallel", "applications", "engines")
         assert any(problem.path.startswith(parts) for problem in error.problems)
     else:
         assert planned.spaces

@@ -17,7 +17,7 @@ from dse.backend import Batch, Canonical, Results
 from dse.config.compose import request
 from dse.results.idle_axes import idle_axes
 from dse.results.pareto import outcome_keys
-from dse.space import Block, Space
+from dse.space import Points, Space
 from dse.study.plan import Plan, plan
 from dse.study.run import run
 from dse.values import put
@@ -86,14 +86,14 @@ def test_the_shape_of_one_piece_is_one_point() -> None:
     for pieces, points in ((1, 1), (2, 2)):
         chosen = {"schedule.num_chunks": pieces, "schedule.local_shard_first": False, "schedule.compute": "fused"}
         blocks = [block for dim in ("m", "k") for block in space.resolve({**chosen, "schedule.chunk_dim": dim})]
-        assert len({block.keys().tobytes() for block in blocks}) == points
+        assert len({block.content_keys().tobytes() for block in blocks}) == points
 
 
 @pytest.mark.slow
 def test_a_point_holds_the_value_that_stands_for_all_and_none_is_lost() -> None:
     space = next(iter(planned("study=ficco_sweep", "workload.only=[g4]").spaces.values()))
     blocks = list(space.blocks(1 << 16))
-    assert {point["schedule.priority"] for block in blocks for point in block.points()} == {"equal"}
+    assert {point["schedule.priority"] for block in blocks for point in block.assignments()} == {"equal"}
     assert sum(block.size for block in blocks) == space.size()
     for block in blocks:
         assert block.values_at("schedule.priority") == "equal"
@@ -104,10 +104,10 @@ def test_blocks_of_like_marks_hold_every_point_once(data: st.DataObject) -> None
     sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
     axes = {f"system.gpu.{name}": np.arange(size) for name, size in zip("abc", sizes, strict=False)}
     marks = np.array(data.draw(st.lists(st.booleans(), min_size=int(np.prod(sizes)), max_size=int(np.prod(sizes)))))
-    block = Block({}, axes, None)
-    expected = Counter((*point.values(), bool(mark)) for point, mark in zip(block.points(), marks, strict=True))
+    block = Points({}, axes, None)
+    expected = Counter((*point.values(), bool(mark)) for point, mark in zip(block.assignments(), marks, strict=True))
     parts = [(part, mark) for part, mark in block.runs(marks)]
-    assert Counter((*point.values(), mark) for part, mark in parts for point in part.points()) == expected
+    assert Counter((*point.values(), mark) for part, mark in parts for point in part.assignments()) == expected
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.sampled_from([0.0, -0.0, 1.5])), min_size=1))
@@ -148,7 +148,7 @@ def _axes_at(space: Space, planned_study: Plan, path: str, chance: random.Random
         values = [
             space.active({**point, path: value}) for value in chance.sample(knob.values, min(4, len(knob.values)))
         ]
-        blocks = {block.keys().tobytes(): block for value in values for block in space.resolve(value)}
+        blocks = {block.content_keys().tobytes(): block for value in values for block in space.resolve(value)}
         legal = [block for block in blocks.values() if block.batch is not None]
         results = (
             Results.join(planned_study.backend.evaluate([block.batch for block in legal if block.batch]))

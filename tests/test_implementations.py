@@ -123,6 +123,7 @@ def test_few_tokens_lose_by_what_software_costs() -> None:
     assert long > 1
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_a_dry_run_of_a_plan_counts_its_points(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "model=llama3_8b", "budget.trials=4", "~space.sites", "~space.parallel", "--dry-run"]) == 0

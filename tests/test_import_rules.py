@@ -101,5 +101,7 @@ def test_no_rule_names_a_plug_in_but_those_that_others_import_and_exceptions() -
 @pytest.mark.slow
 def test_the_rules_of_the_core_hold_for_the_linter_alone() -> None:
     program = Path(sys.executable).with_name("lint-imports")
-    done = subprocess.run([program, "--no-logo"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [program, "--no-logo", "--no-cache"], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout

@@ -26,6 +26,7 @@ def _planned(*words: str, folder: Path | None = None) -> Plan:
     return plan(request(list(words), folder))
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_a_rate_that_only_another_cost_model_reads_is_refused_with_the_one_that_counts() -> None:
     with pytest.raises(ConfigError) as error:
@@ -42,12 +43,14 @@ def test_a_dry_run_refuses_what_the_run_would(capsys: pytest.CaptureFixture[str]
     assert "is not read by simulator=step" in capsys.readouterr().err
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_a_number_that_only_some_schedules_read_is_reported() -> None:
     (note,) = check_typed(_planned(*PREFILL, "candidates=all", "system.gpu.kernel_launch_s='2.1 us'"))
     assert note.startswith("system.gpu.kernel_launch_s = 2.1 us: has no effect on the base design")
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_a_rate_that_another_one_replaces_is_refused_with_that_one() -> None:
     assert check_typed(_planned(*DECODE, "system.gpu.hbm_bytes_per_s='5 TB/s'")) == []

@@ -109,8 +109,15 @@ def test_a_trait_that_no_row_has_widens_an_interval_and_is_told() -> None:
     plain, traited = residuals.of("gemm", "h100"), residuals.of("gemm", "h100", traits={"model": "llama"})
     other = residuals.of("gemm", "h100", traits={"model": "gpt"})
     assert plain == traited == NARROW
-    assert (other.low, other.high) == pytest.approx((-math.hypot(0.1, 0.3), math.hypot(0.2, 0.4)))
+    assert (other.low, other.high) == pytest.approx((-0.3, 0.4))
+    assert 0.25 < other.common < 1  # operators share what is added
     assert unmeasured_text(other) == ", none of this model" and unmeasured_text(plain) == ""
+    # spreads hold those of other traits, and a group that is wider stays as it is
+    narrower = replace(part, trait="release", low=0.2, high=0.1)
+    both = replace(residuals, between=(part, narrower)).of("gemm", "h100", traits={"model": "gpt", "release": "2"})
+    assert (both.low, both.high, both.unmeasured) == (other.low, other.high, ("model", "release"))
+    alone = replace(residuals, between=(narrower,)).of("gemm", "h100", traits={"release": "2"})
+    assert (alone.low, alone.high) == pytest.approx((-0.2, 0.2))
     # rows of the machine itself have all of its traits, and a guess is wide enough
     mine = residuals.with_own([replace(NARROW, gpu="mine")])
     assert not mine.of("gemm", "h100", traits={"model": "gpt"}).unmeasured

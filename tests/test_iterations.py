@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.backend import Batch, check_results
+from dse.config.compose import request
 from dse.errors import ConfigError
 from dse.values import leaves
 from simulators.workloads.public_models import public
@@ -365,3 +366,17 @@ def test_iterations_of_bert_take_about_as_long_as_was_measured() -> None:
     assert np.median(error) < 0.15
     assert error.max() < 0.3
     assert np.corrcoef(np.log(ours), np.log(theirs))[0, 1] > 0.98
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", ["vega_fe", "vega_fe_no_l2", "h100_8"])
+def test_means_of_an_epoch_stay_within_the_ranges_of_their_metrics(system: str) -> None:
+    """A share that is 1 in every iteration is 1 in the mean, but for rounding, which no range refuses."""
+    words = ["study=seqpoint", f"system={system}", "tracking=none", "store=none"]
+    tree_of_study = {**request(words).tree, "systems": None}
+    for design_tree in BACKEND.scenarios(tree_of_study).values():
+        (results,) = BACKEND.evaluate([Batch(BACKEND.design(design_tree))])
+        assert results.ok.all(), results.texts
+        ranges = {name: (BACKEND.metrics[name].low, BACKEND.metrics[name].high) for name in results.metrics}
+        outside = [name for name, (low, high) in ranges.items() if not low <= results.column(name)[0] <= high]
+        assert outside == []

@@ -15,7 +15,8 @@ from benchmarks.house import lines_of_code
 from dse import plugins
 from dse.config.options import accidents, list_options, unreadable
 from simulators.hardware.machine import System
-from simulators.hardware.schedule_system import ScheduleSystem
+from simulators.hardware.schedule_system import PoweredSystem, ScheduleSystem
+from simulators.overlap.powered import PoweredBackend
 from simulators.steps.overlap.sites import SITES
 from tests import iterations
 from tests.support import CONF, REPOSITORY, SOURCES, SYSTEMS, design, shipped, sources_of, syntax
@@ -138,6 +139,8 @@ def test_the_recorded_and_shown_paths_of_every_study_are_paths_of_its_designs() 
     of_steps = set(paths_of({**iterations.step().model_dump(), **epoch}, "")) | set(paths_of(copies, ""))
     of_steps |= {f"sites.{name}" for name in SITES}
     by_simulator = {"fluid": (of_overlaps, metrics), "analytic": (of_overlaps, metrics), "step": (of_steps, steps)}
+    limits = set(paths_of(PoweredSystem.model_validate(shipped("system")["a100_8"]).model_dump(), "system."))
+    by_simulator["powered"] = of_overlaps | limits, PoweredBackend("fluid").described
     studies = [(tree["study"], _simulator(tree)) for tree in shipped("study").values()]
     assert {simulator for _, simulator in studies} == {*by_simulator}
     for study, simulator in ((name_of_study, name) for name_of_study, name in studies if name in by_simulator):

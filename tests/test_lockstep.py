@@ -120,6 +120,7 @@ def streams(seed: int, designs: int, tasks: int) -> TaskGraph:
     return build.build()
 
 
+@pytest.mark.more
 @pytest.mark.slow
 @drawn(100)
 @given(seed=st.integers(0, 2**32), tasks=st.integers(2, 90))
@@ -130,6 +131,7 @@ def test_streams_in_lockstep_have_the_bits_that_they_have_alone(seed: int, tasks
     assert rows[:, ~left].tobytes() == one_by_one(prepared, table)[:, ~left].tobytes()
 
 
+@pytest.mark.more
 def test_a_sweep_of_hardware_is_taken_together_but_for_a_few_designs() -> None:
     space = space_of("fluid", num_chunks=16, designs=2401, rows=16384)
     block = next(iter(space.blocks(4096)))

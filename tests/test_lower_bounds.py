@@ -46,6 +46,7 @@ def test_the_linear_program_knows_contention() -> None:
     assert optimum.binds["gemm beside copy"] == pytest.approx(0.25, rel=1e-6)  # of it is lost to contention
 
 
+@pytest.mark.more
 @pytest.mark.slow
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("schedule", ["chunked", "uniform_fused_1d", "fused_kernels", "t3_mca"])

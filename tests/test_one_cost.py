@@ -59,6 +59,7 @@ def test_a_sibling_of_which_no_number_is_worse_is_not_slower(better: str, other:
     assert not sibling_breaks(named(better), named(other), Draws.of(300, seed=2))
 
 
+@pytest.mark.more
 @pytest.mark.slow
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("mode", ["training", "prefill", "decode"])

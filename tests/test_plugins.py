@@ -168,6 +168,7 @@ def _run_with(folder: Path, packages: Sequence[str], *words: str) -> subprocess.
     return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_the_schedule_and_the_study_of_the_documentation_run_as_written(tmp_path: Path) -> None:
     _write_documented(tmp_path)

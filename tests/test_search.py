@@ -23,7 +23,7 @@ from dse.backend import STATUSES
 from dse.errors import ConfigError
 from dse.results.pareto import Answer, Contest, Standings
 from dse.search import Limit, Search, SearchQuestion, explore
-from dse.space import Assignment, Block, Knob, Space, set_path
+from dse.space import Assignment, Knob, Points, Space, set_path
 from dse.study import warm_start
 from dse.study.plan import Plan
 from dse.study.run import Findings
@@ -108,7 +108,7 @@ def naive(space: Space) -> list[Assignment]:
 ORDER = ("thing.name", "thing.mode", "thing.bend", "thing.grip", "thing.x", "thing.y", "thing.trim", "tool.size")
 
 
-def unrolled(block: Block) -> list[Assignment]:
+def unrolled(block: Points) -> list[Assignment]:
     """The points of a block, one by one."""
     columns = {path: block.values_at(path).tolist() for path in block.axes}
     return [{**block.assignment, **{path: columns[path][i] for path in columns}} for i in range(block.size)]
@@ -141,12 +141,12 @@ def test_blocks_cover_every_point_once_and_hold_its_design_or_the_reason_why_the
 def test_the_keys_of_a_block_are_those_of_its_designs_however_they_are_written(space: Space) -> None:
     blocks = list(space.blocks(10_000))
     for block in blocks:
-        keys = [text.decode() for text in keys_to_hex(block.keys("toy", "1")).tolist()]
+        keys = [text.decode() for text in keys_to_hex(block.content_keys("toy", "1")).tolist()]
         if block.batch is not None:
             assert keys == [content_key(design, "toy", "1") for design in block.batch.designs()]
         for place, part in enumerate(block.split(1)):
-            assert keys_to_hex(part.keys("toy", "1")).tolist() == [keys[place].encode()]
-    everything = [text for block in blocks for text in keys_to_hex(block.keys()).tolist()]
+            assert keys_to_hex(part.content_keys("toy", "1")).tolist() == [keys[place].encode()]
+    everything = [text for block in blocks for text in keys_to_hex(block.content_keys()).tolist()]
     assert len(set(everything)) == len(everything)
 
 

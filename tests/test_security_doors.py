@@ -313,7 +313,7 @@ def test_whatever_a_text_holds_it_is_data_or_a_refusal(text: str) -> None:
         with contextlib.suppress(ConfigError):
             tree = parse(text, "file")
             json.dumps(tree, default=str, ensure_ascii=False).encode("utf-8")  # can be written down
-        assert time.process_time() - began < 2
+        assert time.process_time() - began < 20  # one that goes off takes minutes
 
 
 READERS = {"load", "loads", "safe_load", "full_load", "unsafe_load", "load_all", "safe_load_all"}

@@ -77,7 +77,7 @@ def point(session: StoreSession, x: int) -> None:
     session.find(keys_of([x]))
     session.lease([keys_of([x])])
     assert session.is_shared in (True, False)
-    session.record(fresh([x]), [keys_of([x])])
+    session.record(*fresh([x]), [keys_of([x])])
     session.flush()
 
 
@@ -121,6 +121,7 @@ def test_a_server_that_is_stopped_is_told_in_time_and_goes_on_once_it_is_woken(
     assert has_all(Store(direct), 2)
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_a_connection_that_one_side_has_forgotten_is_replaced(proxy: Proxy, direct: str) -> None:
     store = Store(proxy.before(direct), patience_s=4.0)
@@ -186,6 +187,7 @@ def test_a_view_whose_server_falls_silent_is_passed_over(
 # A slow network
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_a_point_takes_few_round_trips_so_that_a_slow_network_does(proxy: Proxy, direct: str) -> None:
     session = StoreSession(Store(proxy.before(direct)), Hold(1, CONTEXT))
@@ -292,11 +294,11 @@ def test_a_store_with_triggers_or_views_is_refused_with_a_sentence(
 def test_what_is_not_there_after_it_was_written_is_an_error_and_is_kept(url: str) -> None:  # noqa: F811
     store = Store(url)
     session = StoreSession(store, Hold(1, CONTEXT))
-    session.record(fresh([0]), [])
+    session.record(*fresh([0]), [])
     session.flush()
     do(store, TRIGGER[store.database.dialect.name])
     with pytest.raises(StoreError, match="2 of 2 results were handed over and are not there"):
-        session.record(fresh([1, 2]), [])
+        session.record(*fresh([1, 2]), [])
         session.flush()
     do(store, ["DROP TRIGGER spy" + (" ON results" if url.startswith("postgresql") else "")])
     session.flush()

@@ -69,6 +69,7 @@ def difference(graph: TaskGraph, direction: Floats, slope: float, limit: float) 
     return min(errors)
 
 
+@pytest.mark.more
 @pytest.mark.slow
 @drawn(400)
 @given(graph=graphs() | pipelines(), seed=st.integers(0, 2**32 - 1))

@@ -70,6 +70,7 @@ def same(first: Result, second: Result, *, exact: bool) -> bool:
     return close and replace(first, metrics={}) == replace(second, metrics={})
 
 
+@pytest.mark.more
 @pytest.mark.slow
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("study", STUDIES)

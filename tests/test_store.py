@@ -24,7 +24,8 @@ from sqlalchemy import Connection, Table, func, select
 
 from dse.backend import STATUSES, Batch, Result, Results
 from dse.cli import main
-from dse.store.contract import Context, Fresh, key_bytes
+from dse.space import Points
+from dse.store.contract import Context, Evaluated, key_bytes
 from dse.store.database import StoreError
 from dse.store.fronts import front
 from dse.store.owner import Owner, me
@@ -79,13 +80,13 @@ def made(xs: Sequence[int], faults: Sequence[tuple[int, str]] = ()) -> Results:
     return Results.join(list(toy.evaluate(toy.spec(*faults), [Batch(design) for design in toy.things(xs)])))
 
 
-def fresh(xs: Sequence[int], outcomes: Results | None = None, context: Context = CONTEXT) -> Fresh:
-    return Fresh(keys_of(xs, context), outcomes or made(xs), [f'{{"thing.x": {x}}}' for x in xs])
+def fresh(xs: Sequence[int], outcomes: Results | None = None, context: Context = CONTEXT) -> Evaluated:
+    return Points({}, {"thing.x": np.array(xs)}, None, keys=keys_of(xs, context)), outcomes or made(xs)
 
 
-def recorded(store: Store, what: Fresh, study: int = 1) -> int:
+def recorded(store: Store, what: Evaluated, study: int = 1) -> int:
     context = store.number(CONTEXT)
-    inserts = store.inserts(what, context=context, study=study)
+    inserts = store.inserts([what], context=context, study=study)
     return store.database.write(lambda connection: store.add(connection, inserts))
 
 
@@ -403,7 +404,7 @@ def test_a_session_that_nobody_preceded_looks_nothing_up_and_one_that_somebody_d
     store = Store(url)
     first = session(store)
     assert first.find(keys_of(XS)) is None
-    assert [rows(outcomes) for outcomes in (*first.record(fresh(XS), [keys_of(XS)]), *first.flush())] == [
+    assert [rows(outcomes) for outcomes in (*first.record(*fresh(XS), [keys_of(XS)]), *first.flush())] == [
         rows(made(XS))
     ]
     first.leave()
@@ -466,13 +467,13 @@ def test_a_result_that_another_process_recorded_first_is_the_one_that_counts(
 ) -> None:
     store = Store(url)
     first, other = session(store), session(store)
-    first.record(fresh([1, 2]), [])
+    first.record(*fresh([1, 2]), [])
     first.flush()
     changed = replace(made([1, 2]), metrics={**made([1, 2]).metrics, "time_s": made([1, 2]).column("time_s") * 1.5})
-    batches = [*other.record(fresh([1, 2], changed), []), *other.flush()]
+    batches = [*other.record(*fresh([1, 2], changed), []), *other.flush()]
     assert [rows(outcomes) for outcomes in batches] == [rows(made([1, 2]))]
     assert "toy is not deterministic: a metric differs by 50 %" in capsys.readouterr().err
-    assert [*other.record(fresh([1, 2]), []), *other.flush()]
+    assert [*other.record(*fresh([1, 2]), []), *other.flush()]
     assert "deterministic" not in capsys.readouterr().err
 
 
@@ -480,7 +481,7 @@ def test_results_of_an_accepted_version_count_and_of_another_they_do_not(url: st
     store, old = Store(url), replace(CONTEXT, version="0")
     number = store.number(old)
     what = fresh(XS, context=old)
-    inserts = store.inserts(what, context=number, study=1)
+    inserts = store.inserts([what], context=number, study=1)
     store.database.write(lambda connection: store.add(connection, inserts))
     plain, accepting = session(store), session(store, accepted=(old,))
     recorded(store, fresh([99]))
@@ -534,7 +535,8 @@ def test_what_another_process_records_while_a_grid_is_evaluated_is_not_evaluated
     def seen(count: int) -> None:
         if not sessions:
             sessions.append(session(store))
-            sessions[0].record(Fresh(toy.point(grid).keys[10:], made(range(10, 40)), [""] * 30), [])
+            later = toy.point(Batch(toy.things([10])[0], {"thing.x": np.arange(10, 40)}))
+            sessions[0].record(later, made(range(10, 40)), [])
             sessions[0].flush()
 
     (outcomes,) = toy.evaluate(spec, [grid], session=session(store), seen=seen)
@@ -545,8 +547,8 @@ def test_what_another_process_records_while_a_grid_is_evaluated_is_not_evaluated
 def test_results_wait_for_more_of_them_for_a_shorter_time_where_nothing_waits_for_their_recording() -> None:
     current = session(new_store())
     current._took_s, current._recorded = (1.0, 1.0), time.monotonic() - 10.0
-    assert current.record(fresh([1]), []) == []
-    assert len(current.record(fresh([2]), [], idle=True)) == 2
+    assert current.record(*fresh([1]), []) == []
+    assert len(current.record(*fresh([2]), [], idle=True)) == 2
 
 
 # A server
@@ -562,7 +564,7 @@ def test_a_server_that_is_killed_and_restarted_under_load_loses_nothing(postgres
     for number, start in enumerate(range(0, 900, 30)):
         if number % 10 == 5:
             postgres.restart()
-        batches += current.record(fresh(range(start, start + 30)), [keys_of(range(start, start + 30))])
+        batches += current.record(*fresh(range(start, start + 30)), [keys_of(range(start, start + 30))])
     batches += current.flush()
     current.leave()
     assert [row for outcomes in batches for row in rows(outcomes)] == rows(made(range(900)))

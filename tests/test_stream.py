@@ -104,6 +104,7 @@ def ordered(table: pd.DataFrame) -> pd.DataFrame:
     return rows.astype(dict.fromkeys(("scenario", *COLUMNS[:4]), object))
 
 
+@pytest.mark.more
 @pytest.mark.slow
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("rows", [4, 50, 10_000])

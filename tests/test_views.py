@@ -242,6 +242,7 @@ def ended(pid: int, within_s: float) -> bool:
     return False
 
 
+@pytest.mark.more
 @pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="lists processes the Linux way")

@@ -27,7 +27,7 @@ from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.evaluation.calls import BackendSpec
 from dse.evaluation.evaluators import Evaluator, ExecutorSettings
 from dse.search import Goal
-from dse.space import Block, KeyedBlock, Knob, Space
+from dse.space import Knob, Points, Space
 from dse.store.contract import Session, StorelessSession
 from dse.study.plan import Plan, plan
 from dse.values import Frozen, condition, knob, put
@@ -300,10 +300,9 @@ def spec(*faults: tuple[int, str], **parameters: Any) -> BackendSpec:
     return BackendSpec("toy", tuple(sorted({"faults": faults, **parameters}.items())))
 
 
-def point(batch: Batch) -> KeyedBlock:
+def point(batch: Batch) -> Points:
     """A batch as it comes from a search space."""
-    block = Block({}, batch.axes, batch.design)
-    return KeyedBlock(block, block.keys("toy", "1", ""), "test")
+    return Points({}, batch.axes, batch.design).identified("test", ("toy", "1", ""))
 
 
 def evaluate(

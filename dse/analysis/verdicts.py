@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -120,12 +120,20 @@ def _source(tree: Tree, path: str) -> Mapping[str, Any] | None:
 
 def moved(planned: Plan, move: ConstantChange) -> Plan:
     """The same study with a constant moved, in scenarios, options, probes and the recorded configuration."""
-    sections = Memo[Any]()  # scenarios share sections, and moved ones are shared likewise
+    return changed(planned, move.path, lambda section: _scaled(section, move), move.factor)
+
+
+def changed(planned: Plan, path: str, change: Callable[[Any], Any], value: Any) -> Plan:
+    """The same study with the section of a path changed, in scenarios, options, probes and the recorded configuration.
+
+    Raises ConfigError, which names the path and the value, where an option of the study refuses the change.
+    """
+    sections = Memo[Any]()  # scenarios share sections, and changed ones are shared likewise
 
     def section(tree: Any) -> Any:
-        return sections.get(lambda: _scaled(tree, move), tree)
+        return sections.get(lambda: change(tree), tree)
 
-    name = move.path.partition(".")[0]
+    name = path.partition(".")[0]
 
     def space(old: Space) -> Space:
         base = {**old.base, name: section(old.base[name])} if name in old.base else old.base
@@ -137,12 +145,12 @@ def moved(planned: Plan, move: ConstantChange) -> Plan:
     tree = planned.request.tree
     request = replace(planned.request, tree={**tree, name: section(tree[name])} if name in tree else tree)
     spaces = {scenario: space(old) for scenario, old in planned.spaces.items()}
-    probes = {probe: moved(old, move) for probe, old in planned.probes.items()}
-    changed = replace(planned, request=request, spaces=spaces, probes=probes)
+    probes = {probe: changed(old, path, change, value) for probe, old in planned.probes.items()}
+    again = replace(planned, request=request, spaces=spaces, probes=probes)
     # an option that the model refuses now would silently drop out
-    if sum(1 for _ in _trees(changed)) < sum(1 for _ in _trees(planned)):
-        raise ConfigError([Problem(move.path, "is not accepted by an option of the study", move.factor)])
-    return changed
+    if sum(1 for _ in _trees(again)) < sum(1 for _ in _trees(planned)):
+        raise ConfigError([Problem(path, "is not accepted by an option of the study", value)])
+    return again
 
 
 def _scaled(section: Any, move: ConstantChange) -> Any:
@@ -153,9 +161,9 @@ def _scaled(section: Any, move: ConstantChange) -> Any:
     number = _number(value)
     if source is None or source["provenance"] not in UNCERTAIN or number is None:
         return section
-    changed = {name: copy.deepcopy(section)}
-    set_path(changed, move.path, _times(value, number, move.factor))
-    return changed[name]
+    scaled = {name: copy.deepcopy(section)}
+    set_path(scaled, move.path, _times(value, number, move.factor))
+    return scaled[name]
 
 
 def _times(value: Any, number: float, factor: float) -> Any:

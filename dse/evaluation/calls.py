@@ -20,7 +20,7 @@ from dse import plugins
 from dse.backend import Backend, Batch, Lawful, Result, Results, check_laws, check_results, complete
 from dse.errors import Broken, ConfigError, Problem, Problems, disk_is_full, fault_text
 from dse.evaluation.workers import Lost
-from dse.space import Block, KeyedBlock
+from dse.space import Points
 from dse.store.contract import Context, Session, key_bytes
 from dse.values import Keys
 
@@ -205,37 +205,35 @@ def validate(backend: Backend, trees: Mapping[str, Mapping[str, Any]]) -> None:
 _MOST_COMPARED = 4096  # designs in a call up to which equal ones are looked for
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Designs of a part that are evaluated together: places start...stop of it."""
+class Part:
+    """Points on their way, which are leased and given up as a whole, in the same place whoever evaluates them.
 
-    part: Part
-    start: int
-    stop: int
-    block: Block
+    found: place of the first design -> results. left: number of designs without any. submitted: whether somebody
+    evaluates them. whole, start: the part that this is a piece of, and where it begins there.
+    """
+
+    def __init__(self, points: Points, whole: Part | None = None, start: int = 0) -> None:
+        self.points, self.start = points, start
+        self.whole = self if whole is None else whole
+        self.found: dict[int, Results] = {}
+        self.left = points.size
+        self.submitted = False
+
+    @property
+    def size(self) -> int:
+        """Number of designs."""
+        return self.points.size
 
     @property
     def batch(self) -> Batch:
-        """Its designs."""
-        assert self.block.batch is not None
-        return self.block.batch
+        """Its designs, which there must be."""
+        assert self.points.batch is not None
+        return self.points.batch
 
     @property
     def keys(self) -> Keys:
-        """Their keys."""
-        return self.part.keys[self.start : self.stop]
-
-
-class Part:
-    """A part of a point that is leased and given up as a whole, in the same place whoever evaluates it.
-
-    found: place of the first design -> results. left: number of designs without any.
-    """
-
-    def __init__(self, block: Block, keys: Keys, scenario: str) -> None:
-        self.block, self.keys, self.scenario = block, keys, scenario
-        self.found: dict[int, Results] = {}
-        self.left = block.size
+        """Keys of its designs [size, 2]."""
+        return self.points.keys
 
     def take(self, start: int, results: Results) -> None:
         """Add the results of its designs from `start` on."""
@@ -251,17 +249,25 @@ class Part:
             self.take(start, results.take(slice(start, stop)))
         return gaps
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[Part]:
         """Designs without results yet, as grids."""
-        gaps = np.ones(self.block.size, bool)
+        gaps = np.ones(self.size, bool)
         for start, have in self.found.items():
             gaps[start : start + have.size] = False
-        for start, block in _grids(self.block, gaps):
-            yield Piece(self, start, start + block.size, block)
+        for start, points in _grids(self.points, gaps):
+            yield Part(points, self, start)
+
+    def cut(self, most: int) -> Iterator[Part]:
+        """The same piece of its whole in smaller ones, of at most `most` designs each."""
+        start = self.start
+        for points in self.points.split(most):
+            yield Part(points, self.whole, start)
+            start += points.size
 
     @property
     def results(self) -> Results:
-        """All its results, in the order of its designs."""
+        """All its results, in the order of its designs; each must have some."""
+        assert not self.left
         return Results.join([self.found[start] for start in sorted(self.found)])
 
 
@@ -272,12 +278,12 @@ def _runs(marks: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
     yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 
-def _grids(block: Block, wanted: NDArray[np.bool_], start: int = 0) -> Iterator[tuple[int, Block]]:
-    """The wanted points of a block as smaller ones, with their places."""
+def _grids(points: Points, wanted: NDArray[np.bool_], start: int = 0) -> Iterator[tuple[int, Points]]:
+    """The wanted ones of some points as smaller grids, with their places."""
     if wanted.all():
-        yield start, block
+        yield start, points
     elif wanted.any():
-        for half in block.split((block.size + 1) // 2):  # halves of a grid are grids: a gap costs a few calls
+        for half in points.split((points.size + 1) // 2):  # halves of a grid are grids: a gap costs a few calls
             yield from _grids(half, wanted[: half.size], start)
             wanted, start = wanted[half.size :], start + half.size
 
@@ -288,7 +294,7 @@ def batched_parts(parts: Iterable[Part], enough: Callable[[], int]) -> Iterator[
     count = 0
     for part in parts:
         together.append(part)
-        count += part.block.size
+        count += part.size
         if count >= enough():  # asked each time, as it grows
             yield together
             together, count = [], 0
@@ -327,25 +333,22 @@ def first_and_repeated(parts: list[Part], most: int) -> tuple[list[Part], list[P
     return first, later
 
 
-def parts_of(point: KeyedBlock, most: int) -> Iterator[Part]:
-    """The designs of a point in parts of at most `most`."""
-    start = 0
-    for block in point.block.split(most):  # the same parts in every process, whose leases must match
-        yield Part(block, point.keys[start : start + block.size], point.scenario)
-        start += block.size
+def parts_of(points: Points, most: int) -> Iterator[Part]:
+    """Some points in parts of at most `most` designs."""
+    yield from map(Part, points.split(most))  # the same parts in every process, whose leases must match
 
 
-def call_groups(pieces: Iterable[Piece], most: int, takes_long: Callable[[BaseModel], bool]) -> Iterator[list[Piece]]:
+def call_groups(pieces: Iterable[Part], most: int, takes_long: Callable[[BaseModel], bool]) -> Iterator[list[Part]]:
     """All pieces in order, so that no call has more than `most` designs, or than one that takes long."""
-    group: list[Piece] = []
+    group: list[Part] = []
     count = 0
     for piece in pieces:
         # the last one, and this: a slow one is a call by itself
         slow = any(takes_long(other.batch.design) for other in (*group[-1:], piece))
-        if group and (slow or count + piece.block.size > most):
+        if group and (slow or count + piece.size > most):
             yield group
             group, count = [], 0
         group.append(piece)
-        count += piece.block.size
+        count += piece.size
     if group:
         yield group

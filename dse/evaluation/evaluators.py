@@ -24,7 +24,6 @@ from dse.evaluation.calls import (
     BackendSpec,
     Part,
     Patience,
-    Piece,
     batched_parts,
     broken_error,
     call,
@@ -37,8 +36,8 @@ from dse.evaluation.calls import (
     serve,
 )
 from dse.evaluation.workers import SIGNALS, Lost, Pool, SignalInterrupt, num_cpus
-from dse.space import KeyedBlock
-from dse.store.contract import Fresh, Session, StorelessSession
+from dse.space import Points
+from dse.store.contract import Session, StorelessSession
 from dse.values import Frozen, Keys
 from dse.values.units import Bytes, Fraction, Integer, Seconds
 
@@ -102,7 +101,7 @@ class Evaluator:
     apart: bool = False
     looked_up: bool = False
 
-    def results(self, points: Iterable[KeyedBlock]) -> Iterator[Results]:
+    def results(self, points: Iterable[Points]) -> Iterator[Results]:
         """Checked results of the designs of each point, in order. A point must have designs.
 
         Points are taken as they are needed: neither they nor their results gather. What is recorded is not evaluated
@@ -117,7 +116,7 @@ class OpenEvaluator:
     def __init__(self, evaluator: Evaluator) -> None:
         self._evaluator, self._calls = evaluator, _Calls(evaluator)
 
-    def results(self, points: Iterable[KeyedBlock], *, last: bool = False) -> Iterator[Results]:
+    def results(self, points: Iterable[Points], *, last: bool = False) -> Iterator[Results]:
         """As `Evaluator.results`. last: close it at the end."""
         flow = _Flow(self._evaluator, self._calls)
         with closing(self) if last else nullcontext():  # also where the caller stops before the end
@@ -147,10 +146,10 @@ class _Flow:
         self.calls = calls
         self.elsewhere: list[Part] = []
         self._points: deque[list[Part]] = deque()  # in order: results are given in this order
-        self._recording: deque[Piece] = deque()  # handed to the session, in the order in which it reports them
+        self._recording: deque[Part] = deque()  # handed to the session, in the order in which it reports them
         self._round = 0
 
-    def rounds(self, points: Iterable[KeyedBlock]) -> Iterator[list[Part]]:
+    def rounds(self, points: Iterable[Points]) -> Iterator[list[Part]]:
         """Parts of the points in order, as many together as are looked up at a time."""
 
         def parts() -> Iterator[Part]:
@@ -207,14 +206,12 @@ class _Flow:
             finally:
                 self._settle(self._session.flush())  # also where it stops: what was evaluated is kept
 
-    def _lease(self, parts: Sequence[Part]) -> list[Piece]:
+    def _lease(self, parts: Sequence[Part]) -> list[Part]:
         """The pieces of the parts that no other process has in hand, and nobody has recorded."""
         mine = self._session.lease([part.keys for part in parts])
         leased = [part for part, ours in zip(parts, mine, strict=True) if ours]
         self.elsewhere += [part for part, ours in zip(parts, mine, strict=True) if not ours]
-        if self._session.is_shared and not (
-            self._evaluator.looked_up and sum(part.block.size for part in leased) > _FEW
-        ):
+        if self._session.is_shared and not (self._evaluator.looked_up and sum(part.size for part in leased) > _FEW):
             look_up(
                 leased, self._session, self._evaluator.advance
             )  # it may have been recorded just before the lease was ours
@@ -223,19 +220,19 @@ class _Flow:
         self._session.release([part.keys for part in leased if not part.left])
         return pieces
 
-    def _record(self, piece: Piece, results: Results) -> None:
-        part = piece.part
+    def _record(self, piece: Part, results: Results) -> None:
+        part = piece.whole
         part.left -= results.size  # before recording, which asks whether the part is complete
         self._recording.append(piece)
-        fresh = Fresh(piece.keys, results, piece.block.texts(part.scenario))
         # a lease ends when all of its part is recorded
-        self._settle(self._session.record(fresh, [] if part.left else [part.keys], idle=self.calls.away))
+        done = [] if part.left else [part.keys]
+        self._settle(self._session.record(piece.points, results, done, idle=self.calls.away))
 
     def _settle(self, recorded: Sequence[Results]) -> None:
         """Results that are recorded count."""
         for results in recorded:
             piece = self._recording.popleft()
-            piece.part.found[piece.start] = results  # only now: what could not be recorded does not count
+            piece.whole.found[piece.start] = results  # only now: what could not be recorded does not count
             self._evaluator.advance(results.size)
 
 
@@ -270,7 +267,7 @@ class _Calls:
         """True if calls are made in worker processes."""
         return self._apart or (self._jobs > 1 and self._spent >= POOL_PAYS_S)
 
-    def results(self, groups: Sequence[list[Piece]]) -> Iterator[tuple[list[Piece], list[Results]]]:
+    def results(self, groups: Sequence[list[Part]]) -> Iterator[tuple[list[Part], list[Results]]]:
         """Results of each group, as they come. Raises Broken; what is recorded of the failures it tells is not kept."""
         try:
             if self.away:
@@ -305,7 +302,7 @@ class _Calls:
             time.sleep(_POLL_S)
         return self._evaluator.stopping()
 
-    def _results_from_workers(self, groups: Sequence[list[Piece]]) -> Iterator[tuple[list[Piece], list[Results]]]:
+    def _results_from_workers(self, groups: Sequence[list[Part]]) -> Iterator[tuple[list[Part], list[Results]]]:
         if self._pool is None:
             memory = self._evaluator.executor.memory_bytes
             self._pool = Pool(serve, (self._evaluator.spec, (), Patience()), size=self._jobs, memory_bytes=memory)
@@ -321,7 +318,7 @@ class _Calls:
             raise
         self.check()
 
-    def _results_of_group(self, group: list[Piece]) -> tuple[list[Piece], list[Results] | None]:
+    def _results_of_group(self, group: list[Part]) -> tuple[list[Part], list[Results] | None]:
         """Results of one group from a worker; None where it is to stop."""
         if self._evaluator.stopping():
             return group, None
@@ -351,7 +348,7 @@ class _Calls:
                 self._patience.record_failure(str(error))
             return halve(batches, str(error), lambda half: self._call_worker(half, retries))
 
-    def _recheck(self, group: Sequence[Piece], group_results: Sequence[Results]) -> list[Results]:
+    def _recheck(self, group: Sequence[Part], group_results: Sequence[Results]) -> list[Results]:
         """The results, of which some are obtained twice; invalid where the two differ."""
         # share of the 64-bit range that a key's first half may lie in
         most = self._evaluator.executor.recheck * 2.0**64  # keys are hashes: some of them are a random sample
@@ -363,7 +360,7 @@ class _Calls:
             self._second = Pool(serve, (self._evaluator.spec, (), Patience()), size=1, memory_bytes=memory)
         return [self._compare(piece, results, most) for piece, results in zip(group, group_results, strict=True)]
 
-    def _compare(self, piece: Piece, results: Results, most: float) -> Results:
+    def _compare(self, piece: Part, results: Results, most: float) -> Results:
         """The results of a piece, of which those whose key is below `most` are obtained again."""
         keys = piece.keys[:, 0].astype(float)
         compared = results
@@ -388,7 +385,7 @@ class _Calls:
         if self._evaluator.stopping():
             raise SignalInterrupt
 
-    def judge(self, group: Sequence[Piece], group_results: Sequence[Results]) -> None:
+    def judge(self, group: Sequence[Part], group_results: Sequence[Results]) -> None:
         """Look for a backend that fails every time, and alike. Raises Broken; what it said is not kept."""
         most = self._evaluator.executor.broken_after
         for piece, results in zip(group, group_results, strict=True):
@@ -398,14 +395,14 @@ class _Calls:
                 continue
             for place in range(results.size):
                 reason = results[place].reason if failed[place] else ""
-                keys = piece.part.keys[piece.start + place : piece.start + place + 1]
+                keys = piece.keys[place : place + 1]
                 # goes on where the reason is the same, or begins anew
                 self._streak = [*self._streak, keys] if reason and reason == self._last else [keys] if reason else []
                 self._last = reason
                 if len(self._streak) == most:
                     self._give_up(group, group_results)
 
-    def _give_up(self, group: Sequence[Piece], group_results: Sequence[Results]) -> None:
+    def _give_up(self, group: Sequence[Part], group_results: Sequence[Results]) -> None:
         failed = [results.status == STATUSES.index("failed") for results in group_results]
         keys = [piece.keys[bad] for piece, bad in zip(group, failed, strict=True)]  # those of this call, too
         self._evaluator.session.withdraw(np.concatenate([*self._streak, *keys]))
@@ -441,7 +438,7 @@ class AnyEvaluator(Protocol):
     def advance(self) -> Callable[[int], None]:
         """As in `Evaluator`."""
 
-    def results(self, points: Iterable[KeyedBlock]) -> Iterator[Results]:
+    def results(self, points: Iterable[Points]) -> Iterator[Results]:
         """As `Evaluator.results`."""
 
 

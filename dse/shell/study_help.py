@@ -103,5 +103,6 @@ def _second_example(composed: Request) -> str:
     knob = next((knob for knob in composed.knobs if len(knob.values) > 1), None)
     if knob is None:
         return "budget.trials=100 --dry-run"
-    values = ",".join(map(str, knob.values[:2]))
+    # options with values of their knobs have blanks, which Hydra's grammar takes in quotes
+    values = ",".join(f"'{value}'" if " " in str(value) else str(value) for value in knob.values[:2])
     return f"{shlex.quote(f'space.{knob.path}=choice({values})')} --dry-run"

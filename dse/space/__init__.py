@@ -25,8 +25,7 @@ import numpy as np
 from dse.backend import Backend, Tree
 from dse.errors import ConfigError
 from dse.space.blocks import Assignment as Assignment
-from dse.space.blocks import Block as Block
-from dse.space.blocks import KeyedBlock as KeyedBlock
+from dse.space.blocks import Points as Points
 from dse.space.blocks import get_path as get_path
 from dse.space.blocks import has_path as has_path
 from dse.space.blocks import set_path as set_path
@@ -216,16 +215,16 @@ class Space:
     def _sizes(self) -> dict[int | None, int | None]:
         return {}
 
-    def blocks(self, most: int) -> Iterator[Block]:
+    def blocks(self, most: int) -> Iterator[Points]:
         """Every distinct point of a finite space, in blocks of at most `most` points."""
         return (block for (block,) in blocks_together([self], most) if block is not None)  # one space: tuples of one
 
-    def unsettled_blocks(self) -> Iterator[Block]:
+    def unsettled_blocks(self) -> Iterator[Points]:
         """Every distinct point of a finite space, whether or not some knobs change nothing in it."""
         for point, free in self._structures({}, self.deciding_knobs):
             yield from _Resolver(self).blocks(point, free)
 
-    def resolve(self, point: Assignment, free: Sequence[Knob] = ()) -> Iterator[Block]:
+    def resolve(self, point: Assignment, free: Sequence[Knob] = ()) -> Iterator[Points]:
         """The points of an assignment and all values of the knobs `free`, on which no condition depends.
 
         A free knob becomes an axis where the backend takes it as one and its values are legal; its other values are
@@ -294,7 +293,7 @@ class _Resolver:
 
     space: Space
 
-    def blocks(self, point: Assignment, free: Sequence[Knob]) -> Iterator[Block]:
+    def blocks(self, point: Assignment, free: Sequence[Knob]) -> Iterator[Points]:
         """Blocks of an assignment and all values of the knobs `free`, with legal and illegal values apart."""
         first = {**point, **{knob.path: knob.values[0] for knob in free}}
         tree = self.space.tree(first)
@@ -312,7 +311,7 @@ class _Resolver:
         odd = next((knob for knob in free if None in numbers[knob.path]), None)  # an axis with illegal values
         if odd is None:
             axes = {path: np.array(values) for path, values in numbers.items()}
-            yield Block(self.space.in_knob_order(point), axes, design)
+            yield Points(self.space.in_knob_order(point), axes, design)
             return
         pairs = list(zip(odd.values, numbers[odd.path], strict=True))
         legal, illegal = (tuple(value for value, number in pairs if (number is None) == bad) for bad in (False, True))
@@ -320,7 +319,7 @@ class _Resolver:
             yield from self.blocks(point, [Knob(odd.path, legal) if knob is odd else knob for knob in free])
         yield from self._product(point, [Knob(odd.path, illegal)], [knob for knob in free if knob is not odd])
 
-    def _product(self, point: Assignment, fixed: Sequence[Knob], free: Sequence[Knob]) -> Iterator[Block]:
+    def _product(self, point: Assignment, fixed: Sequence[Knob], free: Sequence[Knob]) -> Iterator[Points]:
         """Blocks for every combination of values of some knobs."""
         for values in itertools.product(*(knob.values for knob in fixed)):
             chosen = {knob.path: value for knob, value in zip(fixed, values, strict=True)}
@@ -328,7 +327,7 @@ class _Resolver:
 
     def _refused_blocks(
         self, point: Assignment, free: Sequence[Knob], *, tree: Tree, error: ConfigError
-    ) -> Iterator[Block]:
+    ) -> Iterator[Points]:
         """Blocks where the first values of the free knobs make no design.
 
         If that may be the fault of these values, those of one knob are split off until one is legal.
@@ -350,7 +349,7 @@ class _Resolver:
             return
         axes = {knob.path: np.fromiter(knob.values, object, len(knob.values)) for knob in free}  # as they were given
         reason = "; ".join(map(str, fixed or error.problems))
-        yield Block(self.space.in_knob_order(point), axes, None, reason, _without(tree, axes))
+        yield Points(self.space.in_knob_order(point), axes, None, reason, _without(tree, axes))
 
     def _blames(self, path: str, point: Assignment) -> bool:
         """True if the model refuses a point, maybe for its value at `path`."""
@@ -391,13 +390,13 @@ class _Resolver:
             return None
 
 
-def blocks_together(spaces: Sequence[Space], most: int) -> Iterator[tuple[Block | None, ...]]:
+def blocks_together(spaces: Sequence[Space], most: int) -> Iterator[tuple[Points | None, ...]]:
     """Yield the next block of each finite space, of at most `most` points; None where a space has no more.
 
     The spaces are walked in step, so that a backend is asked about alike designs of all of them at once.
     """
     walks = {place: space.unsettled_blocks() for place, space in enumerate(spaces)}
-    ready = [deque[Block]() for _ in spaces]
+    ready = [deque[Points]() for _ in spaces]
     while True:
         while any(not ready[place] for place in walks):
             fresh = _next_blocks(walks)
@@ -408,7 +407,7 @@ def blocks_together(spaces: Sequence[Space], most: int) -> Iterator[tuple[Block 
         yield tuple(blocks.popleft() if blocks else None for blocks in ready)
 
 
-def _next_blocks(walks: dict[int, Iterator[Block]]) -> list[tuple[int, Block]]:
+def _next_blocks(walks: dict[int, Iterator[Points]]) -> list[tuple[int, Points]]:
     """The next block of each walk, with its place; a walk that has ended is taken out."""
     blocks = [(place, next(walk, None)) for place, walk in walks.items()]
     for place in [place for place, block in blocks if block is None]:

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -29,13 +29,14 @@ _MOST_SETTLED = 65_536  # designs whose knobs are asked for at once
 
 
 @dataclass(frozen=True)
-class Block:
+class Points:
     """Points that differ in some numbers only.
 
     assignment: the knobs that are fixed, in knob order. axes: path -> values [n] of the others, in knob order; the
     points are their Cartesian product, the last varying fastest. design: that of the first point; None where the
     model refuses all of them, for the `reason` given (axes then hold what was asked for, and `tree` says the rest).
     unsettled: what was typed or drawn, where a knob changes nothing and has the value that stands for all instead.
+    scenario, keys [n, 2]: who asks for them, and content hashes of their designs, once they are `identified`.
     """
 
     assignment: Assignment
@@ -43,9 +44,11 @@ class Block:
     design: BaseModel | None
     reason: str = ""
     tree: Tree = field(default_factory=dict, repr=False)
-    unsettled: Block | None = field(default=None, repr=False)
+    unsettled: Points | None = field(default=None, repr=False)
+    scenario: str = ""
+    keys: Keys = field(default_factory=lambda: np.empty((0, 2), np.uint64), repr=False)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of points."""
         return math.prod(map(len, self.axes.values()))
@@ -61,19 +64,25 @@ class Block:
             return along(self.axes, path)
         return get_path(self.tree if self.design is None else self.design, path)
 
-    def split(self, most: int) -> Iterator[Block]:
+    def split(self, most: int) -> Iterator[Points]:
         """The same points in the same order, in blocks of at most `most`."""
+        start = 0
         for axes in pieces(self.axes, most):
-            yield self if axes is self.axes else self.part(axes)
+            if axes is self.axes:
+                yield self
+                return
+            part = self.part(axes)
+            yield replace(part, keys=self.keys[start : start + part.size])
+            start += part.size
 
-    def part(self, axes: Mapping[str, NDArray[Any]]) -> Block:
-        """The points that take only some of the values of each axis."""
+    def part(self, axes: Mapping[str, NDArray[Any]]) -> Points:
+        """The points that take only some of the values of each axis, not identified yet."""
         design = None if self.design is None else Batch(self.design, axes).at(0)
         # what was asked for has the same axes, and others
         unsettled = None if self.unsettled is None else self.unsettled.part({**self.unsettled.axes, **axes})
-        return replace(self, axes=axes, design=design, unsettled=unsettled)
+        return replace(self, axes=axes, design=design, unsettled=unsettled, keys=self.keys[:0])
 
-    def fix(self, path: str, value: Any) -> Block:
+    def fix(self, path: str, value: Any) -> Points:
         """Its points with one value at a path; where that was an axis, they are fewer."""
         axes = {name: values for name, values in self.axes.items() if name != path}
         searched = path in self.assignment or path in self.axes
@@ -81,9 +90,11 @@ class Block:
         assert self.design is not None
         design = put(self.design, path, value)
         # the first question, if several knobs were fixed
-        return replace(self, assignment=assignment, axes=axes, design=design, unsettled=self.unsettled or self)
+        return replace(
+            self, assignment=assignment, axes=axes, design=design, unsettled=self.unsettled or self, keys=self.keys[:0]
+        )
 
-    def runs(self, marks: NDArray[np.bool_]) -> Iterator[tuple[Block, bool]]:
+    def runs(self, marks: NDArray[np.bool_]) -> Iterator[tuple[Points, bool]]:
         """The same points in blocks over which `marks` [size] has one value, with that value."""
         if marks.all() or not marks.any():
             yield self, bool(marks.any())
@@ -101,22 +112,27 @@ class Block:
             # parts may change along other axes
             yield from part.runs(np.take(grid, range(start, stop), axis=place).reshape(-1))
 
-    def points(self) -> Iterator[Assignment]:
+    def assignments(self) -> Iterator[Assignment]:
         """Its points, one by one, with the numbers that their designs hold."""
         for values in itertools.product(*(values.tolist() for values in self.axes.values())):
             yield {**self.assignment, **dict(zip(self.axes, values, strict=True))}
 
-    def texts(self, scenario: str) -> list[str]:
+    @property
+    def texts(self) -> list[str]:
         """Names of the points in the store: scenario and searched values, as JSON."""
         # without the closing brace, as axes follow
-        head = json.dumps({"scenario": scenario, **self.assignment}, default=str)[:-1]
-        parts = [
-            [f", {json.dumps(path)}: {json.dumps(value, default=str)}" for value in values.tolist()]
-            for path, values in self.axes.items()
-        ]
+        head = json.dumps({"scenario": self.scenario, **self.assignment}, default=str)[:-1]
+        parts = []
+        for path, values in self.axes.items():
+            name = f", {json.dumps(path)}: "
+            parts.append([name + text for text in _json_texts(values)])
         return ["".join((head, *values, "}")) for values in itertools.product(*parts)]
 
-    def keys(self, *context: str) -> Keys:
+    def identified(self, scenario: str, context: Sequence[str]) -> Points:
+        """The same points with their keys. context: words that enter these."""
+        return replace(self, scenario=scenario, keys=self.content_keys(*context))
+
+    def content_keys(self, *context: str) -> Keys:
         """Content hashes [size, 2] of its designs; where there is no design, of what was asked for."""
         if self.design is not None:
             return content_keys(self.design, self.axes, context)
@@ -127,21 +143,12 @@ class Block:
         )
 
 
-@dataclass
-class KeyedBlock:
-    """A block of designs of a scenario, their keys [B, 2], whether they were submitted, and their results, if any."""
-
-    block: Block
-    keys: Keys
-    scenario: str
-    results: Results | None = None
-    submitted: bool = False
-
-    @property
-    def require_results(self) -> Results:
-        """The results, which must be there."""
-        assert self.results is not None
-        return self.results
+def _json_texts(values: NDArray[Any]) -> list[str]:
+    """Each value as JSON."""
+    # as json.dumps writes finite numbers, in a tenth of its calls
+    if values.dtype.kind in "iu" or (values.dtype.kind == "f" and np.isfinite(values).all()):
+        return list(map(repr, values.tolist()))
+    return [json.dumps(value, default=str) for value in values.tolist()]
 
 
 def _without_labels(tree: Any) -> Any:
@@ -150,7 +157,7 @@ def _without_labels(tree: Any) -> Any:
     return {name: _without_labels(value) for name, value in tree.items() if name not in LABELS}
 
 
-def settle(blocks: Sequence[Block], backend: Backend) -> list[list[Block]]:
+def settle(blocks: Sequence[Points], backend: Backend) -> list[list[Points]]:
     """For each block the same points, each with one value for a knob that changes nothing in it.
 
     Designs of all blocks are asked about together: a backend takes those of one structure at once.
@@ -173,11 +180,11 @@ def settle(blocks: Sequence[Block], backend: Backend) -> list[list[Block]]:
     return parts
 
 
-def _is_settled(block: Block, path: str, value: Any) -> bool:
+def _is_settled(block: Points, path: str, value: Any) -> bool:
     return path not in block.axes and get_path(block.design, path) == value
 
 
-def _idle(blocks: Sequence[Block], path: str, value: Any, *, by: Canonical) -> Iterator[NDArray[np.bool_]]:
+def _idle(blocks: Sequence[Points], path: str, value: Any, *, by: Canonical) -> Iterator[NDArray[np.bool_]]:
     """For each block, at which of its designs `path` may have the value; asked for in calls of limited size."""
     batches = [block.batch for block in blocks if block.batch is not None]
     ends = np.cumsum([batch.size for batch in batches])
@@ -186,7 +193,7 @@ def _idle(blocks: Sequence[Block], path: str, value: Any, *, by: Canonical) -> I
         yield from by.idle([batches[place] for place in call], path, value)
 
 
-def _fix_idle(block: Block, path: str, value: Any, marks: NDArray[np.bool_]) -> Iterator[Block]:
+def _fix_idle(block: Points, path: str, value: Any, marks: NDArray[np.bool_]) -> Iterator[Points]:
     """The same points, those that are marked with the value at the path."""
     for part, idle in block.runs(marks):
         yield part.fix(path, value) if idle else part

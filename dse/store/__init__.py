@@ -1,4 +1,9 @@
-"""Recorded results: one database for all studies, shared by processes and machines."""
+"""Recorded results: one database for all studies, shared by processes and machines.
+
+contract: what evaluation asks of a store, and its URL. session: a running study on the store, with its leases.
+result_store: looking up and recording results; result_rows: their bytes and checksums. database, postgres: connections.
+owner: which processes live. fronts: Pareto fronts in the database. check, doctor, status: its commands.
+"""
 
 from dse.plugins import Command
 

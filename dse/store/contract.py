@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pydantic import AfterValidator
 from dse.backend import Results, Status
 from dse.errors.texts import ambiguous
 from dse.results import output_files
+from dse.space import Points
 from dse.values import Frozen, Keys
 from dse.values.units import WallSeconds, illegal
 
@@ -44,19 +44,8 @@ class StoredResults:
     study: NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Fresh:
-    """Results to record: keys [B, 2], their results [B], and the text [B] of each point."""
-
-    keys: Keys
-    results: Results
-    points: Sequence[str]
-
-    @classmethod
-    def join(cls, parts: Sequence[Fresh]) -> Fresh:
-        """Concatenate parts."""
-        keys, joined = np.concatenate([part.keys for part in parts]), Results.join([part.results for part in parts])
-        return cls(keys, joined, list(itertools.chain.from_iterable(part.points for part in parts)))
+Evaluated = tuple[Points, Results]
+"""Points with keys, and the results of each."""
 
 
 def key_bytes(keys: Keys) -> list[bytes]:
@@ -86,8 +75,8 @@ class Session(Protocol):
     def release(self, parts: Sequence[Keys]) -> None:
         """Release the leases of parts that need no evaluation."""
 
-    def record(self, fresh: Fresh, parts: Sequence[Keys], *, idle: bool = False) -> list[Results]:
-        """Buffer results and the parts that they complete. Returns the results recorded by this call, in order.
+    def record(self, points: Points, results: Results, done: Sequence[Keys], *, idle: bool = False) -> list[Results]:
+        """Buffer results, and keys of the parts that they complete. Returns what this call recorded, in order.
 
         idle: whether evaluation goes on meanwhile.
         """
@@ -118,9 +107,9 @@ class StorelessSession:
     def release(self, parts: Sequence[Keys]) -> None:
         """Do nothing: there are no leases."""
 
-    def record(self, fresh: Fresh, parts: Sequence[Keys], *, idle: bool = False) -> list[Results]:
+    def record(self, points: Points, results: Results, done: Sequence[Keys], *, idle: bool = False) -> list[Results]:
         """Return the results unchanged."""
-        return [fresh.results]
+        return [results]
 
     def flush(self) -> list[Results]:
         """Return no results: nothing is buffered."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dse.backend import STATUSES, Results
-from dse.store.contract import Fresh, key_bytes
+from dse.store.contract import Evaluated, key_bytes
 
 
 def fits(row: Sequence[Any]) -> bool:
@@ -121,12 +121,13 @@ SELECT results.* FROM results WHERE key IN (SELECT substr(:keys, 1 + 16 * i, 16)
 """Statement of SQLite that looks up rows by their keys, one after the other in one parameter."""
 
 
-def group_alike(fresh: Fresh, names: Sequence[str], context: int, study: int) -> Iterator[AlikeRows]:
+def group_alike(parts: Sequence[Evaluated], names: Sequence[str], context: int, study: int) -> Iterator[AlikeRows]:
     """Group rows, each group in the order of the keys, because neighbours lie on the same page."""
-    evaluated = fresh.results
+    keys, evaluated = np.concatenate([points.keys for points, _ in parts]), Results.join([part for _, part in parts])
+    texts = list(itertools.chain.from_iterable(points.texts for points, _ in parts))
     size, ok = len(evaluated.texts), STATUSES.index("ok")  # more than any index of a text: three numbers in one
     kinds = (evaluated.status.astype(np.int64) * size + evaluated.engine) * size + evaluated.reason
-    order = np.argsort(fresh.keys[:, 0])  # random keys: sorted inserts touch each page of the index once
+    order = np.argsort(keys[:, 0])  # random keys: sorted inserts touch each page of the index once
     for kind in np.unique(kinds).tolist():
         places = order[kinds[order] == kind]
         status, engine, reason = kind // size**2, kind // size % size, kind % size
@@ -135,8 +136,8 @@ def group_alike(fresh: Fresh, names: Sequence[str], context: int, study: int) ->
         metrics = np.stack(columns, axis=1).astype("<f8").tobytes() if columns else b""
         # reasons may come from other programs
         shared = (context, study, status, _sanitize(evaluated.texts[engine]), _sanitize(evaluated.texts[reason]))
-        points = [fresh.points[place] for place in places.tolist()]
-        yield AlikeRows(shared, key_bytes(fresh.keys[places]), points, metrics)
+        points = [texts[place] for place in places.tolist()]
+        yield AlikeRows(shared, key_bytes(keys[places]), points, metrics)
 
 
 def _sanitize(text: str) -> str:

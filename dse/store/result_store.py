@@ -34,7 +34,7 @@ from sqlalchemy.exc import DBAPIError
 from dse.backend import STATUSES, Result, Results, Status
 from dse.errors import hidden
 from dse.errors.parsing import parse_json
-from dse.store.contract import Context, Fresh, StoredResults, key_bytes
+from dse.store.contract import Context, Evaluated, StoredResults, key_bytes
 from dse.store.database import PATIENCE_S, Blob, Database, StoreError, check_plain, number_file, numbered, reader
 from dse.store.result_rows import (
     BULK_INSERT,
@@ -252,12 +252,12 @@ class Store:
 
         return [row for row in rows if row not in damaged] + self.database.write(work)
 
-    def inserts(self, fresh: Fresh, *, context: int, study: int) -> list[Insert]:
+    def inserts(self, evaluated: Sequence[Evaluated], *, context: int, study: int) -> list[Insert]:
         """Statements that record results of designs that have none yet: made before a transaction takes locks."""
         made_in = self.context(context)
         assert made_in is not None
         bulk, rows, dialect = list[Insert](), list[tuple[Any, ...]](), self.database.dialect.name
-        for group in group_alike(fresh, made_in.metrics, context, study):
+        for group in group_alike(evaluated, made_in.metrics, context, study):
             if group.size >= BULK_SIZE[dialect]:
                 bulk.append((BULK_INSERT[dialect], group.bulk_insert()))
             else:

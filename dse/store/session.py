@@ -21,7 +21,8 @@ from sqlalchemy import delete, func, insert, select, update
 
 from dse.backend import Results
 from dse.results.pareto import SeenHashes
-from dse.store.contract import Context, Fresh, StoredResults, key_bytes
+from dse.space import Points
+from dse.store.contract import Context, Evaluated, StoredResults, key_bytes
 from dse.store.database import StoreError
 from dse.store.owner import Owner, me
 from dse.store.result_store import Store, chunks, leases, owners
@@ -57,7 +58,7 @@ class StoreSession:
         )
         self._shifts = [(store.number(context), _shift(hold.context, context)) for context in contexts]
         self.recalled: Counter[int] = Counter()
-        self._pending: list[tuple[Fresh, Sequence[Keys]]] = []
+        self._pending: list[tuple[Evaluated, Sequence[Keys]]] = []
         self._recorded, self._took_s = time.monotonic(), (0.0, 0.0)  # the last two times: one may be an exception
         self._silent: dict[int, tuple[int, float]] = {}  # owner -> beat, and when it was seen first
         self._owner = self._enter()
@@ -117,13 +118,13 @@ class StoreSession:
             return self.lease(parts)  # again, as leases of the dead are free now
         return [holders.get(name) == self._owner for name in names]  # a lease of one's own is granted again
 
-    def record(self, fresh: Fresh, parts: Sequence[Keys], *, idle: bool = False) -> list[Results]:
-        """Buffer results and the parts that they complete. Returns the results recorded by this call, in order.
+    def record(self, points: Points, results: Results, done: Sequence[Keys], *, idle: bool = False) -> list[Results]:
+        """Buffer results, and keys of the parts that they complete. Returns what this call recorded, in order.
 
         Results are recorded at once while that takes a small share of the time, else several together. Where another
         process was faster, its results stand. idle: whether evaluation goes on meanwhile.
         """
-        self._pending.append((fresh, parts))
+        self._pending.append(((points, results), done))
         pause_s = (_IDLE_SHARE if idle else _SHARE) * min(self._took_s)
         return [] if time.monotonic() - self._recorded < pause_s else self.flush()
 
@@ -132,22 +133,21 @@ class StoreSession:
         if not self._pending:
             return []
         began, names = time.monotonic(), [_name(part) for _, parts in self._pending for part in parts]
-
-        fresh = Fresh.join([part for part, _ in self._pending])
-        inserts = self.store.inserts(fresh, context=self._context, study=self.hold.study)
+        parts = [part for part, _ in self._pending]
+        keys = np.concatenate([points.keys for points, _ in parts])
+        inserts = self.store.inserts(parts, context=self._context, study=self.hold.study)
 
         def work(connection: Connection) -> bool:
             added = self.store.add(connection, inserts)
             self._delete_leases(connection, names)
-            return added == len(fresh.keys)
+            return added == len(keys)
 
         all_new = self.store.database.write(work, apart=True)
         self._written.set()  # wakes the checkpoint
-        parts = [part for part, _ in self._pending]
-        recorded = [part.results for part in parts] if all_new else self._recorded_results(parts)
+        recorded = [results for _, results in parts] if all_new else self._recorded_results(parts)
         self._pending = []
         if self._unknown:
-            self._made.add(fresh.keys)
+            self._made.add(keys)
         self._recorded = time.monotonic()
         self._took_s = self._took_s[1], self._recorded - began
         return recorded
@@ -162,26 +162,28 @@ class StoreSession:
         for chunk in chunks(names):  # of its own alone: a lease may have passed on in a long pause
             connection.execute(delete(leases).where(leases.c.name.in_(chunk), leases.c.owner == self._owner))
 
-    def _recorded_results(self, parts: Sequence[Fresh]) -> list[Results]:
+    def _recorded_results(self, parts: Sequence[Evaluated]) -> list[Results]:
         """Read back results of which another process had recorded some before; differences are printed.
 
         Raises StoreError if results that were handed over are missing.
         """
-        keys = np.concatenate([part.keys for part in parts])
+        keys = np.concatenate([points.keys for points, _ in parts])
         stored = self.store.find(keys, self._context)
         if not stored.known.all():  # a damaged row was in the way, and is in quarantine now
-            inserts = self.store.inserts(Fresh.join(parts), context=self._context, study=self.hold.study)
+            inserts = self.store.inserts(parts, context=self._context, study=self.hold.study)
             self.store.database.write(lambda connection: self.store.add(connection, inserts))
             stored = self.store.find(keys, self._context)
         if missing := int((~stored.known).sum()):
             rule = f"{missing} of {len(keys)} results were handed over and are not there"
             raise StoreError(f"{self.store.database}: {rule}; none is lost: look with python -m dse store check")
-        ends = np.cumsum([len(part.keys) for part in parts]).tolist()
-        places = [slice(end - len(part.keys), end) for part, end in zip(parts, ends, strict=True)]
-        return [self._stands(part, stored.results.take(at)) for part, at in zip(parts, places, strict=True)]
+        ends = np.cumsum([results.size for _, results in parts]).tolist()
+        return [
+            self._stands(results, stored.results.take(slice(end - results.size, end)))
+            for (_, results), end in zip(parts, ends, strict=True)
+        ]
 
-    def _stands(self, fresh: Fresh, recorded: Results) -> Results:
-        change = _difference(fresh.results, recorded)
+    def _stands(self, results: Results, recorded: Results) -> Results:
+        change = _difference(results, recorded)
         if change:
             name = self.hold.context.backend
             print(f"{name} is not deterministic: {change}; what was recorded first stands", file=sys.stderr)

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from dse.backend import Result, Results
 from dse.errors.terminal import Advance
+from dse.evaluation.calls import Part
 from dse.results.pareto import SeenHashes
-from dse.space import Block, KeyedBlock, Knob, Space, blocks_together
+from dse.space import Knob, Points, Space, blocks_together
 from dse.study.plan import Plan
 from dse.study.table import ROWS_PER_GROUP, Baselines
 from dse.study.timing import Call, Estimate
@@ -103,15 +104,15 @@ class Census:
         # enough calls to time, in a small space as well
         self._per_call = min(self._backend.batch, _PER_CALL, max(1, size // _FEWEST_CALLS))
 
-    def _identify_block(self, block: Block) -> KeyedBlock:
-        return KeyedBlock(block, block.keys(*self._words), "")
+    def _identify_block(self, block: Points) -> Part:
+        return Part(block.identified("", self._words))
 
-    def take(self, blocks: Sequence[tuple[int, Block]]) -> None:
+    def take(self, blocks: Sequence[tuple[int, Points]]) -> None:
         """Count the points of some blocks, each of the scenario at a place."""
         batches = [block.batch for _, block in blocks if block.batch is not None]
         screened = iter(self._backend.screen(batches))  # rules that are known without simulating
         for index, block in blocks:
-            keys = block.keys(*self._words)
+            keys = block.content_keys(*self._words)
             fresh = self._own[index].add(keys)
             results = _refusal(block) if block.batch is None else next(screened)
             self._count(self._names[index], results, fresh, refused=block.batch is None)
@@ -145,16 +146,16 @@ class Census:
         if explored:
             self.num_legal += int(self.legal.add(keys).sum())
 
-    def _compare(self, index: int, block: Block) -> None:
+    def _compare(self, index: int, block: Points) -> None:
         """Note the baselines of a block."""
         for _, baseline in self._baselines[index].of(block):
             name = baseline.keys.tobytes()
-            if baseline.block.batch is not None and name not in self._compared:
+            if baseline.points.batch is not None and name not in self._compared:
                 self._compared.add(name)
-                (results,) = self._backend.screen([baseline.block.batch])
+                (results,) = self._backend.screen([baseline.batch])
                 self._hold(baseline.keys[results.ok], explored=False)
 
-    def _offer(self, blocks: Sequence[tuple[int, Block]]) -> None:
+    def _offer(self, blocks: Sequence[tuple[int, Points]]) -> None:
         """Keep some of all calls, each as likely as any other (reservoir sampling)."""
         for candidate in _calls(blocks, self._per_call):
             self._offered += 1
@@ -176,13 +177,13 @@ def general(reason: str) -> str:
     return re.sub(r"(?<![\w.])[+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w])", "…", reason)
 
 
-def _refusal(block: Block) -> Results:
+def _refusal(block: Points) -> Results:
     return Results.all_alike(Result("infeasible", reason=block.reason), block.size)
 
 
-def _calls(blocks: Sequence[tuple[int, Block]], most: int) -> Iterator[Call]:
+def _calls(blocks: Sequence[tuple[int, Points]], most: int) -> Iterator[Call]:
     """Yield the points of some blocks in calls of at most `most` designs, as an enumeration would make them."""
-    parts: list[tuple[int, Block]] = []
+    parts: list[tuple[int, Points]] = []
     count = 0
     for index, block in blocks:
         for part in block.split(most):
@@ -199,7 +200,7 @@ def count_points(planned: Plan, random: np.random.Generator, advance: Advance) -
     """Count every point of finite spaces; the same block of all scenarios together, as a study takes them."""
     sizes = {name: space.size() for name, space in planned.spaces.items()}
     census = Census(planned, {name: Tally(size) for name, size in sizes.items()}, random)
-    pending: list[tuple[int, Block]] = []
+    pending: list[tuple[int, Points]] = []
     count = 0
     # half, as rows of the study come with their baselines
     for blocks in blocks_together(list(planned.spaces.values()), ROWS_PER_GROUP // 2):

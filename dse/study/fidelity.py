@@ -27,7 +27,7 @@ from dse.results.output_files import plain
 from dse.results.pareto import first_best, minimized
 from dse.results.run_folder import Outputs
 from dse.results.selection import MOST_ROWS, SELECTED, select
-from dse.space import Assignment, Block, KeyedBlock
+from dse.space import Assignment, Points
 from dse.store.contract import Context, Session
 from dse.study.levels import Level, plain_design
 from dse.study.plan import Plan
@@ -113,7 +113,7 @@ def _row_evaluator(plan: Plan, level: Level, session: Session, climbing: Climb) 
     def evaluate(table: pd.DataFrame, places: NDArray[np.intp]) -> Results:
         nonlocal checked
         points = [_point(plan, level, table.iloc[place]) for place in places]
-        designs = [point for point in points if point.block.design is not None]
+        designs = [point for point in points if point.design is not None]
         if not checked:
             _check_tasks(level, designs, plan.settings.fidelity.most_tasks)
             checked = True
@@ -121,43 +121,43 @@ def _row_evaluator(plan: Plan, level: Level, session: Session, climbing: Climb) 
             services = Services(session, climbing.stopping, climbing.evaluator, advance)
             evaluator = services.evaluator_of(level.spec, plan.settings.executor)
             results = iter(list(evaluator.results(designs)))
-        return Results.join([_refusal(point) if point.block.design is None else next(results) for point in points])
+        return Results.join([_refusal(point) if point.design is None else next(results) for point in points])
 
     return evaluate
 
 
-def _check_tasks(level: Level, points: Sequence[KeyedBlock], most: int | None) -> None:
+def _check_tasks(level: Level, points: Sequence[Points], most: int | None) -> None:
     """Count the tasks of some points of a level, evenly spread, and tell those of all. Raises _TooManyTasksError."""
     if most is None or not points:  # no limit, or nothing to count
         return
     backend = level.spec.make()
-    probe = [point.block.design for point in points[:: math.ceil(len(points) / _PROBED)]]  # at most _PROBED
+    probe = [point.design for point in points[:: math.ceil(len(points) / _PROBED)]]  # at most _PROBED
     tasks = sum(backend.num_tasks(design) for design in probe if design is not None) / len(probe) * len(points)
     if tasks > most:
         rule = f"has about {tasks:,.0f} tasks in {len(points)} points, more than fidelity.most_tasks = {most:,}"
         raise _TooManyTasksError(f"{rule}: raise that, or leave the level out of fidelity.levels")
 
 
-def _refusal(point: KeyedBlock) -> Results:
-    return Results.of([Result("infeasible", reason=point.block.reason)])
+def _refusal(point: Points) -> Results:
+    return Results.of([Result("infeasible", reason=point.reason)])
 
 
-def _point(plan: Plan, level: Level, row: pd.Series[Any]) -> KeyedBlock:
+def _point(plan: Plan, level: Level, row: pd.Series[Any]) -> Points:
     """Return a row of the study's table as a design of a level."""
     scenario, values = str(row["scenario"]), row.dropna()  # knobs that do not count have no value
     chosen = {path: plain(values[path]) for path in plan.knobs if path in values}
     block = point_at_level(plan, level, scenario, chosen)
-    return KeyedBlock(block, block.keys(*level.spec.context.words), scenario)
+    return block.identified(scenario, level.spec.context.words)
 
 
-def point_at_level(plan: Plan, level: Level, scenario: str, point: Assignment) -> Block:
+def point_at_level(plan: Plan, level: Level, scenario: str, point: Assignment) -> Points:
     """Return a point of a scenario of the study as a design of a level."""
     backend, space = level.spec.make(), plan.spaces[scenario]
     if level.spec.name == plan.spec.name:  # backends of a kind take the same designs
         # what the space knows is of the study's backend
         (block,) = replace(space, backend=backend, known=Memo()).resolve(point)
         return block
-    return Block(point, {}, backend.design(plain_design(plan.backend, space.tree(point))))
+    return Points(point, {}, backend.design(plain_design(plan.backend, space.tree(point))))
 
 
 class _Ladder:

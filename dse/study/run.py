@@ -20,10 +20,11 @@ from pydantic import BaseModel
 
 from dse.backend import Canonical, Replay, Result, Results
 from dse.errors.terminal import Advance, bar
+from dse.evaluation.calls import Part
 from dse.evaluation.evaluators import AnyEvaluator, Services
 from dse.results.pareto import SeenHashes, Standings
 from dse.search import Chosen, Outcome, SearchQuestion, explore
-from dse.space import Assignment, Block, KeyedBlock, Space, blocks_together
+from dse.space import Assignment, Points, Space, blocks_together
 from dse.study.plan import Plan
 from dse.study.table import ROWS_PER_GROUP, Baselines, ScenarioRows, Sheet, TableLayout
 from dse.values import grid_content_keys, keys_to_hex
@@ -97,18 +98,18 @@ def run(plan: Plan, path: Path, services: Services | None = None) -> Findings:
     return Findings(*counts, timelines, limits, in_order, ledger.failure)
 
 
-def finite_points(plan: Plan, evaluator: AnyEvaluator) -> Iterator[KeyedBlock]:
+def finite_points(plan: Plan, evaluator: AnyEvaluator) -> Iterator[Points]:
     """Yield the points of a plan's finite spaces and their baselines that have designs, each once."""
     trials = plan.settings.budget.trials
     finite = [place for place, space in enumerate(plan.spaces.values()) if space.size(trials) is not None]
     for rows in _enumerate_points([_Scenario(plan, place, evaluator) for place in finite]):
-        if rows.points.submitted:  # a baseline may be a point of the space, too
+        if rows.part.submitted:  # a baseline may be a point of the space, too
             continue
-        rows.points.submitted = True
-        if rows.points.block.design is None:
-            evaluator.advance(rows.points.block.size)
+        rows.part.submitted = True
+        if rows.part.points.design is None:
+            evaluator.advance(rows.part.size)
         else:
-            yield rows.points
+            yield rows.part.points
 
 
 def _enumerate_points(scenarios: Sequence[_Scenario]) -> Iterator[ScenarioRows]:
@@ -125,28 +126,28 @@ def _evaluate_rows(evaluator: AnyEvaluator, rows: Iterable[ScenarioRows]) -> Ite
     """Yield the same rows with results: rows without any are evaluated, once."""
     waiting: deque[ScenarioRows] = deque()  # rows in order, whose results are on their way
 
-    def points() -> Iterator[KeyedBlock]:
-        for part in rows:
-            waiting.append(part)
-            point = part.points
-            if point.submitted:
+    def points() -> Iterator[Points]:
+        for group in rows:
+            waiting.append(group)
+            part = group.part
+            if part.submitted:
                 continue
-            point.submitted = True
-            if point.block.design is not None:
-                yield point
+            part.submitted = True
+            if part.points.design is not None:
+                yield part.points
             else:
                 # no design at all: nothing for a backend to judge
-                point.results = Results.all_alike(Result("infeasible", reason=point.block.reason), point.block.size)
-                evaluator.advance(point.block.size)
+                part.take(0, Results.all_alike(Result("infeasible", reason=part.points.reason), part.size))
+                evaluator.advance(part.size)
 
     def ready() -> Iterator[ScenarioRows]:
-        # results of blocks that were known earlier come without a call
-        while waiting and waiting[0].points.results is not None:
+        # results of parts that were known earlier come without a call
+        while waiting and not waiting[0].part.left:
             yield waiting.popleft()
 
     for results in evaluator.results(points()):
         yield from ready()
-        waiting[0].points.results = results
+        waiting[0].part.take(0, results)
         yield from ready()
     yield from ready()
 
@@ -163,7 +164,7 @@ class _Scenario:
         self._plan, self._words = plan, plan.context.words
         self._baselines = Baselines(self.space, plan.settings.study.baseline, self._identify_block)
         self._points: dict[str, str] = {}  # assignment as text -> name, so that equal assignments are resolved once
-        self._known: dict[str, KeyedBlock] = {}  # name -> point: equal designs are evaluated once
+        self._known: dict[str, Part] = {}  # name -> point: equal designs are evaluated once
         self._sampled: dict[str, None] = {}  # a set in order
         self._met = SeenHashes()
 
@@ -183,11 +184,11 @@ class _Scenario:
         )
 
     @property
-    def sampled_points(self) -> list[Block]:
+    def sampled_points(self) -> list[Points]:
         """Points that a sampler had evaluated, in order."""
-        return [self._known[name].block for name in self._sampled]
+        return [self._known[name].points for name in self._sampled]
 
-    def rows(self, blocks: Iterable[Block]) -> Iterator[ScenarioRows]:
+    def rows(self, blocks: Iterable[Points]) -> Iterator[ScenarioRows]:
         """Yield the rows of some blocks, those of their baselines first."""
         for block in blocks:
             if self._repeats(block):
@@ -203,20 +204,21 @@ class _Scenario:
                     yield ScenarioRows(self.index, reference, reference, explored=False)
                 yield ScenarioRows(self.index, point, reference, explored=True)
 
-    def _repeats(self, block: Block) -> bool:
+    def _repeats(self, block: Points) -> bool:
         """Tell whether all points of a block came before it, apart from a knob that changes nothing."""
         if not isinstance(self._plan.backend, Canonical) or block.design is None:
             return False
-        fresh = self._met.add(block.keys(*self._words))  # also where all are kept: later blocks are compared with it
+        # also where all are kept: later blocks are compared with it
+        fresh = self._met.add(block.content_keys(*self._words))
         return block.unsettled is not None and not fresh.any()
 
-    def _identify_block(self, block: Block) -> KeyedBlock:
-        return KeyedBlock(block, block.keys(*self._words), self.name)
+    def _identify_block(self, block: Points) -> Part:
+        return Part(block.identified(self.name, self._words))
 
-    def _once(self, point: KeyedBlock) -> KeyedBlock:
+    def _once(self, point: Part) -> Part:
         """Return the same designs as evaluated for a sampler, if they were."""
         # samplers evaluate points one by one
-        return self._known.get(_name(point), point) if self._known and point.block.size == 1 else point
+        return self._known.get(_name(point), point) if self._known and point.size == 1 else point
 
     def identify(self, point: Assignment) -> str:
         """Return the key of a point: equal designs have equal keys, however they are written."""
@@ -230,7 +232,7 @@ class _Scenario:
 
     def legal(self, points: Sequence[Assignment]) -> list[bool]:
         """Tell of each point whether it breaks no rule of the backend."""
-        designs = [self._known[self.identify(point)].block.design for point in points]
+        designs = [self._known[self.identify(point)].points.design for point in points]
         return [design is not None and not self._plan.backend.problems(design) for design in designs]
 
     def outcomes(self, points: Sequence[Assignment]) -> list[Outcome]:
@@ -243,10 +245,10 @@ class _Scenario:
         ):
             pass
         self._sampled.update(dict.fromkeys(names))
-        return [self._known[name].require_results[0].metrics or None for name in names]
+        return [self._known[name].results[0].metrics or None for name in names]
 
 
-def _name(point: KeyedBlock) -> str:
+def _name(point: Part) -> str:
     return str(keys_to_hex(point.keys)[0].decode())
 
 
@@ -257,7 +259,7 @@ def replay_points(plan: Plan) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for scenario, space in plan.spaces.items():
         for block in space.blocks(ROWS_PER_GROUP):
-            batch, keys = block.batch, keys_to_hex(block.keys(*plan.context.words))
+            batch, keys = block.batch, keys_to_hex(block.content_keys(*plan.context.words))
             for key, design in zip(keys, batch.designs(), strict=True) if batch else ():
                 # illegal designs cannot be lowered
                 replay = Replay((), {}) if plan.backend.problems(design) else plan.backend.replay(design)
@@ -313,7 +315,7 @@ class Ledger:
     def take(self, part: ScenarioRows) -> None:
         """Take in rows, in the order of the table."""
         self._held.append(part)
-        self._num_held += part.points.block.size
+        self._num_held += part.part.size
         if self._num_held >= ROWS_PER_GROUP:
             self.flush()
 
@@ -322,10 +324,10 @@ class Ledger:
         parts, self._held, self._num_held = self._held, [], 0
         if not parts:
             return
-        sizes = [part.points.block.size for part in parts]
+        sizes = [rows.part.size for rows in parts]
         scenarios = np.repeat([part.scenario for part in parts], sizes)
         explored = np.repeat([part.explored for part in parts], sizes)
-        names = np.concatenate([part.points.keys for part in parts]) + self._salts[scenarios]
+        names = np.concatenate([rows.part.keys for rows in parts]) + self._salts[scenarios]
         fresh = self._written.add(names)  # each row once: a baseline is often a point as well
         self._unexplored.add(names[fresh & ~explored])
         again = np.flatnonzero(explored & ~fresh)  # points whose row was written before, as a baseline
@@ -344,9 +346,8 @@ class Ledger:
         for scenario, row in self._standings.take(batch):
             part = int(np.searchsorted(ends, chosen[row], side="right"))  # the part in which the row lies
             place = int(chosen[row] - (ends[part] - sizes[part]))
-            point = parts[part].points
-            assert point.block.batch is not None
-            design = point.block.batch.at(place)
+            point = parts[part].part
+            design = point.batch.at(place)
             self.winners[self._layout.scenarios[scenario]] = (keys_to_hex(point.keys)[place].decode(), design)
         for counts, name in ((self.statuses, "status"), (self.engines, "engine")):
             column = batch.column(name)

@@ -21,8 +21,9 @@ from pydantic import BaseModel
 
 from dse.backend import STATUSES, Backend, Columns, Results
 from dse.errors import ConfigError
+from dse.evaluation.calls import Part
 from dse.search import Limit
-from dse.space import Assignment, Block, KeyedBlock, Knob, Space, get_path
+from dse.space import Assignment, Knob, Points, Space, get_path
 from dse.study.plan import Plan
 from dse.values import Keys, keys_to_hex
 
@@ -41,14 +42,14 @@ class ScenarioRows:
     """Points of one scenario with their results, and the grid that holds their baselines."""
 
     scenario: int
-    points: KeyedBlock
-    baseline: KeyedBlock
+    part: Part
+    baseline: Part
     explored: bool
 
     @property
     def places(self) -> NDArray[np.intp]:
         """Index of each point's baseline in the grid of baselines."""
-        return places(self.points.block, self.baseline.block)
+        return places(self.part.points, self.baseline.points)
 
 
 @dataclass(frozen=True)
@@ -106,13 +107,13 @@ class TableLayout:
         """Return rows as a pyarrow RecordBatch, with all columns but `on_front`."""
         import pyarrow as pa
 
-        results = Results.join([part.points.require_results for part in rows])
-        sizes = [part.points.block.size for part in rows]
-        baseline_keys = [part.baseline.keys[part.places] for part in rows]
+        results = Results.join([group.part.results for group in rows])
+        sizes = [group.part.size for group in rows]
+        baseline_keys = [group.baseline.keys[group.places] for group in rows]
         limited = self._apply_limits(results)
         columns = {
-            "scenario": _dictionary_array(np.repeat([part.scenario for part in rows], sizes), self.scenarios),
-            "key": _texts(np.concatenate([part.points.keys for part in rows])),
+            "scenario": _dictionary_array(np.repeat([group.scenario for group in rows], sizes), self.scenarios),
+            "key": _texts(np.concatenate([group.part.keys for group in rows])),
             "status": _dictionary_array(limited.status, STATUSES),
             "reason": _dictionary_array(*_as_met(limited.reason, limited.texts)),
             "engine": _dictionary_array(*_as_met(results.engine, results.texts)),
@@ -144,11 +145,11 @@ class TableLayout:
         metrics = {name: results.column(name) for name in self.backend.metrics}
         metrics = metrics if ok.all() else {name: np.where(ok, column, math.nan) for name, column in metrics.items()}
         bounds = self._bounds(metrics, rows)
-        both = ok & np.concatenate([part.baseline.require_results.ok[part.places] for part in rows])
+        both = ok & np.concatenate([group.baseline.results.ok[group.places] for group in rows])
         related: Columns = {}
         if both.any():
             baseline_metrics = {
-                name: np.concatenate([part.baseline.require_results.column(name)[part.places] for part in rows])[both]
+                name: np.concatenate([group.baseline.results.column(name)[group.places] for group in rows])[both]
                 for name in self.backend.metrics
             }
             related = self.backend.relate({name: column[both] for name, column in metrics.items()}, baseline_metrics)
@@ -160,13 +161,11 @@ class TableLayout:
 
     def _bounds(self, metrics: Columns, rows: Sequence[ScenarioRows]) -> dict[str, NDArray[np.float64]]:
         """Return what is proven of the designs of rows."""
-        columns = {
-            name: np.full(sum(part.points.block.size for part in rows), math.nan) for name in self.backend.bounds
-        }
+        columns = {name: np.full(sum(group.part.size for group in rows), math.nan) for name in self.backend.bounds}
         start = 0
-        for part in rows if columns else ():
-            place, start = slice(start, start + part.points.block.size), start + part.points.block.size
-            if (batch := part.points.block.batch) is not None:
+        for part in (group.part for group in rows if columns):
+            place, start = slice(start, start + part.size), start + part.size
+            if (batch := part.points.batch) is not None:
                 proven = self.backend.bound(batch, {name: column[place] for name, column in metrics.items()})
                 for name, values in proven.items():
                     columns[name][place] = values
@@ -294,7 +293,7 @@ def _column(path: str, kind: str, rows: Sequence[ScenarioRows]) -> Any:
     """Return the values of the designs of some rows at a path, as a pyarrow array."""
     import pyarrow as pa
 
-    blocks = [part.points.block for part in rows]
+    blocks = [group.part.points for group in rows]
     if kind == "text":
         names: dict[str, int] = {}
         # places of texts in the order of their first use
@@ -313,18 +312,18 @@ def _column(path: str, kind: str, rows: Sequence[ScenarioRows]) -> Any:
 
 
 def _cells(
-    block: Block, path: str, read: Callable[[Any], Any], *, plain: str
+    points: Points, path: str, read: Callable[[Any], Any], *, plain: str
 ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Return the values of the points of a block at a path, as `read` gives them, and where they are None.
+    """Return the values of some points at a path, as `read` gives them, and where they are None.
 
     plain: kinds of arrays that need no reading.
     """
-    column = block.values_at(path)
+    column = points.values_at(path)
     if isinstance(column, np.ndarray) and column.dtype.kind in plain:
         return column, np.zeros(len(column), bool)
     values = column.tolist() if isinstance(column, np.ndarray) else [column]
     readings = [None if value is None else read(value) for value in values]
-    size = block.size // len(readings)  # a constant of the block, or an axis that later axes repeat
+    size = points.size // len(readings)  # a constant of all points, or an axis that later axes repeat
     none = np.array([value is None for value in readings])
     # 0 where missing: masked
     return np.repeat([0 if value is None else value for value in readings], size), np.repeat(none, size)
@@ -343,15 +342,15 @@ _WEIGHT = 100  # designs that a grid counts for by itself: it takes some kilobyt
 class Baselines:
     """Baselines of the blocks of one scenario.
 
-    change: values that turn a point into its baseline. identify: computes the keys of a block.
+    change: values that turn a point into its baseline. identify: makes a part of some points, with their keys.
     """
 
-    def __init__(self, space: Space, change: Mapping[str, Any], identify: Callable[[Block], KeyedBlock]) -> None:
+    def __init__(self, space: Space, change: Mapping[str, Any], identify: Callable[[Points], Part]) -> None:
         self._space, self._change, self._identify = space, change, identify
-        self._known: OrderedDict[str, KeyedBlock] = OrderedDict()  # name of a grid -> its keys, the least used first
+        self._known: OrderedDict[str, Part] = OrderedDict()  # name of a grid -> its designs, the least used first
         self._held = 0
 
-    def of(self, block: Block) -> Iterator[tuple[Block, KeyedBlock]]:
+    def of(self, block: Points) -> Iterator[tuple[Points, Part]]:
         """Yield the block, or parts of it, each with the grid of its baselines.
 
         A block is split where the baselines of its points do not form one grid.
@@ -373,19 +372,19 @@ class Baselines:
         self._known.move_to_end(name)
         yield block, self._known[name]
 
-    def _of_parts(self, block: Block, path: str) -> Iterator[tuple[Block, KeyedBlock]]:
+    def _of_parts(self, block: Points, path: str) -> Iterator[tuple[Points, Part]]:
         for place in range(len(block.axes[path])):
             yield from self.of(block.part({**block.axes, path: block.axes[path][place : place + 1]}))
 
-    def _remember(self, name: str, grid: Block) -> None:
+    def _remember(self, name: str, grid: Points) -> None:
         self._known[name] = self._identify(grid)
         self._held += grid.size + _WEIGHT
         while self._held > _REMEMBERED and len(self._known) > 1:  # the newest grid stays, however large
             _, dropped = self._known.popitem(last=False)
-            self._held -= dropped.block.size + _WEIGHT
+            self._held -= dropped.size + _WEIGHT
 
 
-def places(block: Block, baseline: Block) -> NDArray[np.intp]:
+def places(block: Points, baseline: Points) -> NDArray[np.intp]:
     """Return the index of each point's baseline in the grid of baselines of its block, [block.size]."""
     shape = tuple(len(values) for values in block.axes.values())
     if baseline.size == block.size:  # no axis was dropped: one to one

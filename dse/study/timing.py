@@ -16,16 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.backend import Result, Results
-from dse.evaluation.calls import call
+from dse.evaluation.calls import Part, call
 from dse.evaluation.evaluators import POOL_PAYS_S
-from dse.space import Block, KeyedBlock
-from dse.store.contract import Fresh
+from dse.space import Points
+from dse.store.contract import Evaluated
 from dse.store.result_store import Store
 from dse.study.plan import Plan
 from dse.study.table import Baselines, ScenarioRows, Sheet, TableLayout
 
 Floats = NDArray[np.float64]
-Call = Sequence[tuple[int, Block]]
+Call = Sequence[tuple[int, Points]]
 """Blocks that one call of the backend evaluates, each with the place of its scenario."""
 BUDGET_S = 2.0
 """Time for timing, after the first call: no call begins later, and a call that takes longer is waited for."""
@@ -99,10 +99,10 @@ def spread(work_s: float, jobs: int) -> float:
 
 def time_calls(
     plan: Plan, calls: Sequence[Call], random: np.random.Generator
-) -> tuple[CallTimes, list[list[KeyedBlock]]]:
+) -> tuple[CallTimes, list[list[Evaluated]]]:
     """Time some calls, in a random order and again until time is up; return the pace and the points with results."""
     backend, words, names = plan.backend, plan.context.words, list(plan.spaces)
-    sizes, seconds, points = list[float](), list[float](), list[list[KeyedBlock]]()
+    sizes, seconds, points = list[float](), list[float](), list[list[Evaluated]]()
     began = time.perf_counter()
     for place in _order(len(calls), random):  # random, so that drifts of the machine hit all calls alike
         batches = [block.batch for _, block in calls[place] if block.batch is not None]
@@ -112,7 +112,7 @@ def time_calls(
         sizes.append(sum(int(result.ok.sum()) for result in backend.screen(batches)))  # refused designs cost nothing
         if len(points) < len(calls):  # the first time only: repeats have the same results
             pairs = zip(calls[place], results, strict=True)
-            points.append([KeyedBlock(b, b.keys(*words), names[index], result) for (index, b), result in pairs])
+            points.append([(block.identified(names[index], words), result) for (index, block), result in pairs])
         spent = time.perf_counter() - began
         # the first call may compile, and does not count
         if spent - seconds[0] > BUDGET_S or spent > _PATIENCE * BUDGET_S or len(seconds) >= _MOST:
@@ -144,41 +144,37 @@ class RowCost:
     num_rows: int
 
 
-def measure_row(plan: Plan, points_by_call: Sequence[Sequence[KeyedBlock]], *, stored: bool) -> RowCost:
+def measure_row(plan: Plan, points_by_call: Sequence[Sequence[Evaluated]], *, stored: bool) -> RowCost:
     """Record evaluated points in a temporary table and, if `stored`, a temporary store; return the cost of a row."""
     points = list(_some(point for points in points_by_call for point in points))
-    size = sum(point.block.size for point in points)
+    size = sum(point.size for point, _ in points)
     with tempfile.TemporaryDirectory(prefix="dse-") as name:
         store_bytes, storing_s = _measure_store(plan, points, Path(name) / "results.db") if stored else (0, 0.0)
         table_bytes, writing_s = _measure_table(plan, list(_rows(plan, points)), Path(name) / "results.parquet")
     return RowCost(store_bytes / size, table_bytes / size, (storing_s + writing_s) / size, size)
 
 
-def _some(points: Iterable[KeyedBlock]) -> Iterator[KeyedBlock]:
+def _some(points: Iterable[Evaluated]) -> Iterator[Evaluated]:
     """Yield distinct points, or the first parts of them, with a few thousand designs altogether."""
     met: set[bytes] = set()
     left = _RECORDED
-    for point in points:
+    for point, results in points:
         if point.keys.tobytes() in met or not left:  # designs are recorded once
             continue
         met.add(point.keys.tobytes())
-        part = next(point.block.split(left))
-        results = point.require_results.take(slice(part.size))
-        yield KeyedBlock(part, point.keys[: part.size], point.scenario, results)
+        part = next(point.split(left))
+        yield part, results.take(slice(part.size))
         left -= part.size
 
 
-def _measure_store(plan: Plan, points: Sequence[KeyedBlock], file: Path) -> tuple[int, float]:
+def _measure_store(plan: Plan, points: Sequence[Evaluated], file: Path) -> tuple[int, float]:
     """Return the bytes of results in a new store, beyond those of its empty tables, and the seconds to record them."""
     store = Store(f"sqlite:///{file}")
     number = store.number(plan.context)
     store.database.tidy()  # else the tables are still in the log
     empty = file.stat().st_size
-    fresh = Fresh.join(
-        [Fresh(point.keys, point.require_results, point.block.texts(point.scenario)) for point in points]
-    )
     began = time.perf_counter()
-    inserts = store.inserts(fresh, context=number, study=1)
+    inserts = store.inserts(points, context=number, study=1)
     store.database.write(lambda connection: store.add(connection, inserts))
     elapsed_s = time.perf_counter() - began
     store.database.tidy()
@@ -187,23 +183,26 @@ def _measure_store(plan: Plan, points: Sequence[KeyedBlock], file: Path) -> tupl
     return size, elapsed_s
 
 
-def _rows(plan: Plan, points: Sequence[KeyedBlock]) -> Iterator[ScenarioRows]:
+def _rows(plan: Plan, points: Sequence[Evaluated]) -> Iterator[ScenarioRows]:
     """Yield rows of some points with their baselines, which are evaluated for them."""
     names = list(plan.spaces)
-    for point in points:
+    for point, results in points:
         space, words = plan.spaces[point.scenario], plan.context.words
 
-        def identify(block: Block, scenario: str = point.scenario, words: tuple[str, ...] = words) -> KeyedBlock:
-            return KeyedBlock(block, block.keys(*words), scenario)
+        def identify(block: Points, scenario: str = point.scenario, words: tuple[str, ...] = words) -> Part:
+            return Part(block.identified(scenario, words))
 
-        for part, baseline in Baselines(space, plan.settings.study.baseline, identify).of(point.block):
-            explored = point if part.size == point.block.size else identify(part)
+        for part, baseline in Baselines(space, plan.settings.study.baseline, identify).of(point):
+            explored = identify(part)
+            if part.size == point.size:
+                explored.take(0, results)
             for evaluated in (explored, baseline):
-                evaluated.results = evaluated.results or _evaluate_block(plan, evaluated.block)
+                if evaluated.left:
+                    evaluated.take(0, _evaluate_block(plan, evaluated.points))
             yield ScenarioRows(names.index(point.scenario), explored, baseline, explored=True)
 
 
-def _evaluate_block(plan: Plan, block: Block) -> Results:
+def _evaluate_block(plan: Plan, block: Points) -> Results:
     if block.batch is None:
         return Results.all_alike(Result("infeasible", reason=block.reason), block.size)
     return call(plan.spec, [block.batch])[0]

@@ -27,14 +27,15 @@ _PREFIXES: Mapping[str, int | str] = {
     "k kilo": "1e3", "M mega": "1e6", "G giga": "1e9", "T tera": "1e12", "P peta": "1e15", "E exa": "1e18",
     "Ki kibi": 2**10, "Mi mebi": 2**20, "Gi gibi": 2**30, "Ti tebi": 2**40,
 }  # fmt: skip
-# Size, and powers of time, information and operations: were a byte a pure number, 64 GHz would be a bandwidth.
+# Size, and powers of time, information, operations and power: were a byte a pure number, 64 GHz would be a bandwidth.
 _BASES = {
-    "s second": (1, (1, 0, 0)),
-    "min minute": (60, (1, 0, 0)),
-    "Hz hertz": (1, (-1, 0, 0)),
-    "bit": (1, (0, 1, 0)),
-    "B byte": (8, (0, 1, 0)),
-    "FLOP flop": (1, (0, 0, 1)),
+    "s second": (1, (1, 0, 0, 0)),
+    "min minute": (60, (1, 0, 0, 0)),
+    "Hz hertz": (1, (-1, 0, 0, 0)),
+    "bit": (1, (0, 1, 0, 0)),
+    "B byte": (8, (0, 1, 0, 0)),
+    "FLOP flop": (1, (0, 0, 1, 0)),
+    "W watt": (1, (0, 0, 0, 1)),
 }
 
 
@@ -54,7 +55,7 @@ def _unit(symbol: str) -> tuple[Decimal, tuple[int, ...]]:
     """Size and powers of a unit, or of a quotient of two. Raises KeyError for one that is unknown."""
     name, _, per = symbol.replace(" ", "").partition("/")
     size, powers = _units()[name]
-    below, powers_below = _units()[per] if per else (Decimal(1), (0, 0, 0))
+    below, powers_below = _units()[per] if per else (Decimal(1), (0, 0, 0, 0))
     return size / below, tuple(map(int.__sub__, powers, powers_below))
 
 
@@ -95,13 +96,15 @@ def illegal(rule: str, legal: object = None) -> PydanticCustomError:
 
 
 def _example(unit: str) -> str:
-    base = {"byte": "GB", "second": "us", "byte/second": "GB/s", "flop/second": "TFLOP/s", "flop": "GFLOP"}
+    rates = {"byte/second": "GB/s", "flop/second": "TFLOP/s"}
+    base = {"byte": "GB", "second": "us", "flop": "GFLOP", "watt": "kW", "hertz": "GHz", **rates}
     return f"'1.5 {base[unit]}'"
 
 
 def amount(text: str) -> tuple[float, str] | None:
     """The number that a text such as `1.5 TB/s` stands for, in the unit given; None of a text that is no quantity."""
-    for unit in ("byte", "second", "byte/second", "flop/second", "flop"):  # dimensions that fields have
+    # dimensions that fields have
+    for unit in ("byte", "second", "byte/second", "flop/second", "flop", "watt", "hertz"):
         with contextlib.suppress(ValueError):
             return _parse(text, unit), unit
     return None
@@ -143,6 +146,8 @@ WallSeconds = Annotated[float, _quantity("second"), Field(gt=0, le=1e7)]
 """Time that a person or a machine waits, not time that is modelled."""
 Bytes = Annotated[float, _quantity("byte"), Field(ge=0, le=1e18)]
 BytesPerSecond = Annotated[float, _quantity("byte/second"), Field(gt=0, le=1e16)]
+Hertz = Annotated[float, _quantity("hertz"), Field(ge=1e6, le=1e11)]
+Watts = Annotated[float, _quantity("watt"), Field(gt=0, le=1e5)]
 FlopPerSecond = Annotated[float, _quantity("flop/second"), Field(gt=0, le=1e20)]
 Fraction = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1)]
 
@@ -153,6 +158,8 @@ _SUFFIXES = {  # the longer first: _bytes_per_s ends in _s, too
     "_gbit_per_s": "gigabit/second",
     "_bytes": "byte",
     "_flop": "flop",
+    "_hz": "hertz",
+    "_w": "watt",
     "_s": "second",
 }
 _LONGER = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
@@ -211,7 +218,7 @@ def _whole_binary(value: float) -> str:
     return next((f"{count:.0f} {unit}" for count, unit in sizes if 1 <= count < 1000 and count == int(count)), "")
 
 
-_SYMBOLS = {"second": "s", "bit": "bit", "byte": "B", "flop": "FLOP"}
+_SYMBOLS = {"second": "s", "bit": "bit", "byte": "B", "flop": "FLOP", "watt": "W", "hertz": "Hz"}
 _WRITTEN, _LEAST = ("n", "µ", "m", "", "k", "M", "G", "T", "P", "E"), -3  # powers of 1000 from the third below 1
 
 
