@@ -42,7 +42,7 @@ fast: setup ## run the quick half of the tests (a minute and a half on two cores
 coverage: $(VENV)/.with-coverage ## print the branch coverage of the quick half of the tests (four minutes)
 	$(BIN)/pytest -n auto --dist worksteal -m 'not slow and not more and not nightly' $(PACKAGES:%=--cov=%) $(patsubst %,--cov=%,$(notdir $(wildcard plugins/*/dse_*))) --cov-branch --cov-report=term
 
-test: check ## check, then run the tests, with the same drawn examples every time (some ten minutes on two cores)
+test: check ## check, then run the tests, with the same drawn examples every time (six minutes on two cores)
 	$(BIN)/pytest -n 2 --dist worksteal --hypothesis-profile ci $(PYTEST)
 
 more: setup ## run the longer tests, and a seventh of the nightly ones, by the day of the week (twenty minutes or more)

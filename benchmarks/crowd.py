@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from dse.backend import Results
-from dse.store.contract import Context, Fresh
+from dse.space import Points
+from dse.store.contract import Context, Evaluated
 from dse.store.result_store import Store
 from dse.store.session import Hold, StoreSession
 from tests.campaigns.postgres import Server
@@ -95,23 +96,23 @@ def _work(load: Load, place: int, gates: Sequence[Barrier], taken: Any) -> None:
         session.leave()
 
 
-def _recorded_s(session: StoreSession, parts: Sequence[Fresh]) -> list[float]:
+def _recorded_s(session: StoreSession, parts: Sequence[Evaluated]) -> list[float]:
     """What a worker does with its chunks, but for evaluating, and the seconds that each takes."""
     seconds = []
-    for fresh in parts:
+    for points, results in parts:
         began = time.monotonic()
-        session.lease([fresh.keys])
-        session.find(fresh.keys)
-        session.record(fresh, [fresh.keys])
+        session.lease([points.keys])
+        session.find(points.keys)
+        session.record(points, results, [points.keys])
         session.flush()
         seconds.append(time.monotonic() - began)
     return seconds
 
 
-def batch(random: np.random.Generator, size: int) -> Fresh:
+def batch(random: np.random.Generator, size: int) -> Evaluated:
     """Results of designs that nobody has evaluated before, with twelve metrics."""
     keys, number = random.integers(0, 2**64, (size, 2), np.uint64), random.integers(1 << 20)
     zeros = np.zeros(size, np.int32)
-    points = [f'{{"scenario": "own", "system.gpu.num_cus": {number}, "place": {place}}}' for place in range(size)]
     columns = {name: random.random(size) for name in METRICS}
-    return Fresh(keys, Results(zeros.astype(np.uint8), columns, zeros, zeros + 1, ("", "analytic")), points)
+    points = Points({"system.gpu.num_cus": number}, {"place": np.arange(size)}, None, scenario="own", keys=keys)
+    return points, Results(zeros.astype(np.uint8), columns, zeros, zeros + 1, ("", "analytic"))

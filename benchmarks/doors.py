@@ -130,7 +130,7 @@ def _of_profile(name: str, gpu: Any, size: tuple[int, int, int], held: int) -> I
     except ConfigError:
         return
     if workgroups >= _MANY_WAVES * cus:
-        yield "profiles", float(np.asarray(laws.slowdown("GEMM", workgroups, taken=held))[1])
+        yield "profiles", float(np.asarray(laws.slowdown("GEMM", workgroups, held_sms=held))[1])
 
 
 def waves(machine: Machine, workgroups: int, held: int) -> Answers:

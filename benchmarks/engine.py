@@ -288,7 +288,7 @@ def space_of(engine: str, *, num_chunks: int, designs: int, rows: int) -> Space:
     tree["schedule"] |= {"num_chunks": num_chunks, "comm_engine": "dma"}
     if engine == "analytic":  # which has no closed form of contention laws
         tree["system"]["gpu"]["contention"] = {
-            **dict.fromkeys(Contention.model_fields, 1),
+            **dict.fromkeys(Contention.model_fields.keys() - {"fork_s", "wave_slack"}, 1),
             "late_start": 0,
             "late_start_first": None,
         }

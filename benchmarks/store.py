@@ -49,9 +49,9 @@ def store_speed(url: str, rows: int = 1_000_000) -> tuple[float, float]:
     session = StoreSession(store := Store(url), Hold(1, Context("bench", "1", "()", METRICS)))
     batches = [batch(random, _CALL) for _ in range(-(-rows // _CALL))]
     began = time.perf_counter()
-    for fresh in batches:
-        session.lease([fresh.keys])
-        session.record(fresh, [fresh.keys])
+    for points, results in batches:
+        session.lease([points.keys])
+        session.record(points, results, [points.keys])
     session.flush()
     spent = time.perf_counter() - began
     session.leave()
