@@ -160,8 +160,15 @@ def test_flips_appear_where_the_interval_is_wide() -> None:
 @pytest.mark.parametrize("model", ["llama3_8b"])
 def test_few_layouts_hold_the_best_of_all(model: str, tmp_path: Path) -> None:
     few = "choice(serial,'hetero_fused_1d num_chunks=2')"
-    words = ["study=plan", f"model={model}", "system=a100_8", "run.mode=training", "run.batch=16", "layouts.auto=true"]
-    words += ["tracking=none", "figures=none", "timeline=false", "store=none", "executor.jobs=1"]
+    words = [
+        "study=plan",
+        f"model={model}",
+        "system=a100_8",
+        "stack=megatron_2026",
+        "run.mode=training",
+        "run.batch=16",
+    ]
+    words += ["layouts.auto=true", "tracking=none", "figures=none", "timeline=false", "store=none", "executor.jobs=1"]
     words += [*(f"space.sites.{name}={few}" for name in SITES), "parallel.split_ctas=0", "parallel.collectives=library"]
     best = []
     for most in (1, 1000):
