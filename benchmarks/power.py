@@ -2,7 +2,9 @@
 
 `python -m benchmarks.power --data DIR [--json]` reads the tables of A100 below `DIR/power`. Rows that
 `gpu.power` was fitted on (`conf/data/power`) are counted, and left out. Without tables it tests the law alone:
-`monotone_breaks` counts drawn designs that are faster, or draw more, under a lower limit.
+`monotone_breaks` counts drawn designs that are faster, or draw more, under a lower limit; `seconds_over_plain` is the
+time of evaluating designs with power over that without, where no limit binds, and `seconds_over_plain_limited` where
+it does.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import timeit
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 import dse
+from dse.backend import Batch
+from dse.config.compose import request
+from dse.study.plan import plan
+from dse.values import put
 from dse_calibration.board_power import (
     PRECISION,
     BoardPower,
@@ -29,11 +37,15 @@ from dse_calibration.board_power import (
     read,
     read_throttle,
 )
+from dse_calibration.contention import WALLS
 from simulators.costs.gemm import GemmShape, gemm_cost, gemms_of
+from simulators.costs.governor import CLOCK
 from simulators.costs.power import board_w, gemm_activity
 from simulators.hardware.machine import tree_of
 from simulators.hardware.parts import Power
 from simulators.hardware.schedule_system import ScheduleSystem
+from simulators.overlap.backend import OverlapBackend
+from simulators.overlap.powered import PoweredBackend
 from validation.overlaps import judged_clocks
 
 Floats = NDArray[np.float64]
@@ -42,6 +54,8 @@ H200 = "h200_gemm_power.csv"
 _PRECISIONS = {"bfloat16": "bf16", "fp8_block": "fp8"}
 _SHORT_S = 20e-6
 _GPUS, _PAYLOAD_MIB = 4.0, 64.0  # of the all-reduces of these tables
+_SYSTEM = "a100_8"
+_TIMED_CUS, _TIMED_CLOCK, _TIGHT_W = 24, 0.7, 200.0
 _REFERENCE_MHZ = 1200  # the highest clock of which the tables have the times alone
 _CAPS_W = (150.0, 200.0, 250.0, 300.0, 350.0, 400.0)
 _WORKS = {"gemm_alone": ["m", "n", "k"], "comm_alone": ["ctas"], "serial": None, "concurrent": None}
@@ -97,7 +111,7 @@ def watts(folder: Path) -> Iterator[tuple[str, float]]:
     """Median error of watts by work, and over all rows that were not fitted."""
     rows = unseen(by_clock(folder))
     table = boards(rows)
-    error = np.abs(table.predicted(power_of("a100_8")) / table.watts - 1)
+    error = np.abs(table.predicted(power_of(_SYSTEM)) / table.watts - 1)
     yield "power_rows", float(len(rows))
     yield "power_median", float(np.median(error))
     yield "power_p90", float(np.quantile(error, 0.9))
@@ -113,7 +127,7 @@ def throttled(folder: Path) -> Iterator[tuple[str, float]]:
     """
     known = pd.read_csv(folder / BY_CLOCK, comment="#")
     known = known[known["clock_asked_mhz"] == _REFERENCE_MHZ].set_index(["m", "n", "k", "ctas"])
-    table, power = pd.read_csv(folder / THROTTLE, comment="#"), power_of("a100_8")
+    table, power = pd.read_csv(folder / THROTTLE, comment="#"), power_of(_SYSTEM)
     fitted = {(*loop.shapes.values(), loop.channels, asked) for loop, asked, *_ in read_throttle()}
     rows = zip(*(table[side] for side in "mnk"), table["ctas"], table["clock_asked_mhz"], strict=True)
     table = table[[row not in fitted for row in rows]]
@@ -157,9 +171,60 @@ def gemm_watts(folder: Path) -> Iterator[tuple[str, float]]:
         yield f"{name}_power_median", float(np.median(found))
 
 
+def predicted(file: Path) -> Iterator[tuple[str, float]]:
+    """Error of the walls of a GEMM and an all-reduce where not even their times alone are given, nor the clock."""
+    table, fitted = pd.read_csv(file, comment="#"), pd.read_csv(WALLS, comment="#")
+    places = ["clock_asked_mhz", "ctas", "m", "n", "k"]
+    shipped = {
+        (_REFERENCE_MHZ, int(row["channels"]), *(int(row[side]) for side in "mnk")) for _, row in fitted.iterrows()
+    }
+    is_seen = [tuple(row) in shipped for row in table[places].itertuples(index=False)]
+    table = table[~np.array(is_seen) & (table["concurrent_throttled"] == 0)]
+    backend, errors = PoweredBackend("fluid"), list[float]()
+    for shape, rows in table.groupby(["m", "n", "k"]):
+        clocks, ctas = np.unique(rows["clock_asked_mhz"]), np.unique(rows["ctas"])
+        axes = {CLOCK: 1e6 * clocks / power_of(_SYSTEM).clock_hz, "schedule.comm_cus": ctas.astype(float)}
+        (results,) = backend.evaluate([Batch(_pair(shape), axes)])
+        walls = results.column("makespan_s").reshape(len(clocks), len(ctas))
+        at = np.searchsorted(clocks, rows["clock_asked_mhz"]), np.searchsorted(ctas, rows["ctas"])
+        errors += (1e3 * walls[at] / rows["concurrent_ms"] - 1).tolist()
+    yield "predicted_rows", float(len(errors))
+    yield "predicted_median", float(np.median(np.abs(errors)))
+    yield "predicted_p90", float(np.quantile(np.abs(errors), 0.9))
+
+
+def _pair(shape: Any) -> Any:
+    """A GEMM (m, n, k) beside an all-reduce of the tables, which was launched first."""
+    m, n, k = shape
+    payload = float(payload_bytes(np.array(_PAYLOAD_MIB), np.array(_GPUS)))
+    pair = f"{{name: pair, m: {m}, n: {n}, k: {k}, payload_bytes: {payload:.0f}, pattern: all_reduce}}"
+    words = [f"system={_SYSTEM}", f"system.node.num_gpus={_GPUS:.0f}", "schedule=c3_sp", "~space.schedule.name"]
+    return _design("study=power", *words, "~workload.only", f"workload.shapes=[{pair}]")
+
+
+def _design(*words: str) -> Any:
+    """The base design of a study's first space."""
+    planned = plan(request([*words, "tracking=none", "store=none"], None))
+    return planned.backend.design(next(iter(planned.spaces.values())).base)
+
+
+def slowness() -> Iterator[tuple[str, float]]:
+    """Time of evaluating a grid of designs with power over that without, where no limit binds and where one does."""
+    design = _design("study=power", "~space.schedule.name")
+    cus = np.arange(1.0, 1 + _TIMED_CUS)
+    for name, cap_w in (("", power_of(_SYSTEM).board_w), ("_limited", _TIGHT_W)):
+        axes = {"schedule.comm_cus": cus, "system.gpu.clock": np.array([_TIMED_CLOCK])}
+        batch = Batch(put(design, "system.gpu.power.cap_w", cap_w), axes)
+        seconds = [
+            min(timeit.repeat(partial(of.evaluate, [batch]), number=1, repeat=9))
+            for of in (PoweredBackend("fluid"), OverlapBackend("fluid"))
+        ]
+        yield f"seconds_over_plain{name}", seconds[0] / seconds[1]
+
+
 def least_energy(folder: Path) -> Iterator[tuple[str, float]]:
     """Distance [MHz] between the clocks at which a GEMM takes the least energy, measured and by the law."""
-    table, power = pd.read_csv(folder / KNEE, comment="#"), power_of("a100_8")
+    table, power = pd.read_csv(folder / KNEE, comment="#"), power_of(_SYSTEM)
     table = table[table["clock_held"] == 1]
     away = list[float]()
     for _, rows in table.groupby(["m", "n", "k"]):
@@ -175,7 +240,7 @@ def least_energy(folder: Path) -> Iterator[tuple[str, float]]:
 def breaks() -> Iterator[tuple[str, float]]:
     """Count designs that a lower limit makes faster or more powerful, on the systems of `study=power`."""
     count = wrong = 0
-    for system in ("a100_8", "h100_8"):
+    for system in (_SYSTEM, "h100_8"):
         limits = [float(cap) for cap in np.array(_CAPS_W) * power_of(system).board_w / _CAPS_W[-1]]
         words: dict[str, Any] = {"system": system, "space__system__gpu__power__cap_w": limits, "decide__samples": 0}
         words |= {"tracking": "none", "store": "none", "figures": "none", "output_dir": "outputs/benchmarks"}
@@ -191,7 +256,7 @@ def breaks() -> Iterator[tuple[str, float]]:
 
 def figures(folder: Path | None) -> dict[str, float]:
     """All figures of the tables that are there, and of the law."""
-    found = dict(breaks())
+    found = {**dict(breaks()), **dict(slowness())}
     if folder is None:
         return found
     for name, figure in ((BY_CLOCK, watts), (THROTTLE, throttled), (KNEE, least_energy), (H200, gemm_watts)):
@@ -200,6 +265,7 @@ def figures(folder: Path | None) -> dict[str, float]:
     if (folder / BY_CLOCK).is_file():
         (row,) = judged_clocks(folder / BY_CLOCK)
         found |= {"concurrent_median": row["median"], "concurrent_p90": row["p90"]}
+        found |= dict(predicted(folder / BY_CLOCK))
     return found
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import dse
+from dse.evaluation.evaluators import SIGNALLED
 from dse.evaluation.workers import SIGNALS
 
 SIMULATOR = """\
@@ -109,3 +110,21 @@ def test_a_signal_to_all_processes_of_a_job_records_no_failure(number: signal.Si
     _, errors = done.communicate(timeout=120)
     assert done.returncode == 0, errors
     assert (dse.load("mine")["status"] == "ok").all()
+
+
+@pytest.mark.parametrize(
+    ("text", "is_signal"),
+    [
+        ("CRASH SIGINT", True),
+        ("EXIT 130\nstderr:\n", True),  # by way of a shell
+        ("EXIT 143", True),
+        ("EXIT 1\nstderr:\nFatal Python error: init_sys_streams\nTraceback\nKeyboardInterrupt", True),
+        ("EXIT 1\nstderr:\nno such mesh", False),
+        ("EXIT 13", False),
+        ("EXIT 1301", False),
+        ("CRASH SIGSEGV", False),
+        ("TIMEOUT after 2 s\nstderr:\nKeyboardInterrupt", False),
+    ],
+)
+def test_a_program_that_a_signal_ended_is_known_by_its_reason(text: str, is_signal: bool) -> None:
+    assert bool(SIGNALLED.match(text)) == is_signal

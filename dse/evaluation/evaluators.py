@@ -6,6 +6,7 @@ results, and records it.
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections import deque
@@ -47,7 +48,11 @@ _LOOKED_UP = 512  # designs that are looked up together at least
 _FEW = 256  # designs that take so long together that looking them up once more costs little
 _POLL_S = 0.05  # between looks at what another process has in hand
 _SIGNAL_S = 0.5  # within which a signal reaches all processes of a job
-_SIGNALLED = tuple(f"CRASH {number.name}" for number in SIGNALS)
+SIGNALLED = re.compile(
+    "|".join((*(f"CRASH {of.name}|EXIT {128 + of}\\b" for of in SIGNALS), r"EXIT \d+\n[\s\S]*\bKeyboardInterrupt\b"))
+)
+"""Reasons of programs that a signal ended, also by way of a shell, or of Python before it can say so."""
+_FAILED = ("CRASH ", "EXIT ")
 _MOST_ELSEWHERE = 1000  # parts that others have in hand which are passed by before they are waited for
 
 
@@ -293,9 +298,12 @@ class _Calls:
     def _ended_with_the_study(self, group_results: Sequence[Results]) -> bool:
         """Tell whether a signal to all processes of a job, which stops the study, ended a program: that is no result.
 
-        The signal may reach the program sooner than this process.
+        The signal may reach the program sooner than this process, and a program may end by it with any code.
         """
-        if not any(text.startswith(_SIGNALLED) for results in group_results for text in results.texts):
+        texts = [text for results in group_results for text in results.texts]
+        if self._evaluator.stopping():
+            return any(text.startswith(_FAILED) for text in texts)
+        if not any(SIGNALLED.match(text) for text in texts):
             return False
         until = time.monotonic() + _SIGNAL_S
         while not self._evaluator.stopping() and time.monotonic() < until:

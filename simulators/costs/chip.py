@@ -45,6 +45,7 @@ class Chip:
     split_s: ArrayLike = 0.0
     split_traffic: ArrayLike = 0.0
     sustained: ArrayLike = np.inf
+    sustained_clock: ArrayLike | None = None
     cache_bytes: ArrayLike | None = None
     cache_speed: ArrayLike = 1.0
     weights_cache_bytes: ArrayLike | None = None
@@ -95,14 +96,19 @@ class Chip:
     def _running_as(self, gpu: Gpu) -> Self:
         """Return a copy at the clock of a GPU, without the cache that is disabled, faster altogether.
 
-        Arithmetic, the last-level cache (`feed` is per FLOP of peak) and latencies follow the clock.
+        Arithmetic, the last-level cache (`feed` is per FLOP of peak) and latencies follow the clock. What is sustained
+        at the board's limit does only below the clock that the limit allowed.
         """
         # fitted with the cache, and corrected where a machine runs without it
         without = None if gpu.disabled_cache is None else dict(gpu.without_cache or {}).get(gpu.disabled_cache)
         feed, latency = (1.0, 1.0) if without is None else (without.feed, without.latency)
-        vector = self.vector_flop_per_s
+        vector, limited = self.vector_flop_per_s, self.sustained_clock
+        clock = np.asarray(1.0 if gpu.clock is None else gpu.clock)
         return replace(
             self,
+            sustained=self.sustained
+            if limited is None
+            else np.asarray(self.sustained) * np.minimum(1.0, clock / np.asarray(limited)) / clock,
             # the clock of the CUs; launches and HBM follow `overall_speed`
             flop_per_s=np.asarray(self.flop_per_s) * gpu.cu_speed,
             vector_flop_per_s=None if vector is None else np.asarray(vector) * gpu.cu_speed,

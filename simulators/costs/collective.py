@@ -36,6 +36,7 @@ from simulators.costs.transfer import (
     alone,
     in_switch_seconds,
     library_cus,
+    library_fill,
     link_utilisation,
     protocol_seconds,
 )
@@ -174,6 +175,9 @@ def _library_s(pattern: Pattern, payload: Floats, group: Group, seconds: Floats)
     if inside is not None:
         # GPUs of a mesh send over the links to one another alone
         here = protocol_seconds(inside.faster(np.asarray(group.link_share)), pattern, group.num_gpus, payload)
+        if group.links is not None and group.links.gpu.clock is not None and pattern != "send_recv":
+            moving = here - inside.launch_s
+            here = inside.launch_s + np.where(moving > 0, moving, 0.0) / library_fill(group.links, pattern)
     elif group.links is not None and pattern != "send_recv":
         together = np.ceil(np.asarray(group.num_gpus, float) / np.asarray(group.num_nodes))  # of them in a node
         here = _over_links(group.links, pattern, payload, together)

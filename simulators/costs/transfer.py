@@ -248,11 +248,20 @@ def library_s(system: System, received_bytes: ArrayLike, *, by: TransferMode) ->
     # a GPU keeps its own share
     tensor = np.asarray(received_bytes, float) / passes * node.num_gpus / (node.num_gpus - 1)
     moving = protocol_seconds(constants, by.pattern, node.num_gpus, tensor) - constants.launch_s
-    active = routes(node, by.pattern)
-    usual = TransferMode("cu", library_cus(system, by.pattern), by.pattern)
+    return np.asarray(moving / library_fill(system, by.pattern, cus=by.cus))
+
+
+def library_fill(system: System, pattern: Pattern, *, cus: ArrayLike | None = None) -> Floats:
+    """What kernels fill of the links over what a library's kernels, as measured, fill of them: (0, 1].
+
+    cus: that they have (None: as many as the library takes). A CU moves less at a lower clock than that of the data
+    sheet, at which libraries were measured.
+    """
+    active, library = routes(system.node, pattern), library_cus(system, pattern)
+    by, usual = (TransferMode("cu", library if count is None else count, pattern) for count in (cus, None))
+    measured = system if system.gpu.clock is None else put(system, "gpu.clock", 1.0)
     # more CUs than the library takes would stay idle
-    fill = np.minimum(_cu_fill(system, active, by) / _cu_fill(system, active, usual), 1.0)
-    return np.asarray(moving / fill)
+    return np.minimum(_cu_fill(system, active, by) / _cu_fill(measured, active, usual), 1.0)
 
 
 def is_measured(system: System, pattern: Pattern) -> bool:

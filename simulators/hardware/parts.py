@@ -254,13 +254,15 @@ class Efficiency(Grown):
 
     Of libraries of today (`simulators.costs.gemm.library`): tiles: (rows, columns) of a tile of the output, of each
     kernel (None: the library is older). prologue: elements of K that take as long as a workgroup needs to begin and to
-    end. hbm_share: share of the GPU's HBM bandwidth that is reached. split_s: time to add the parts of a
-    split K. split_traffic: traffic of a part over the bytes of its sums. sustained: share of the peak rate that power
-    and clock allow for long. camping: slowdown of the multiplication for each doubling of the power of two in the
-    stride of K. cache_bytes, cache_speed: activations that the last-level cache holds from kernel to kernel, and their
-    rate over that of the HBM (None: of no account). weights_cache_bytes: all that it holds, weights among it, where a
-    loop reads the same again. cast_traffic: bytes of HBM traffic that the cast of an element of the inputs is worth, of
-    tables that time layers with their casts (in a step these are operators). streaming: by operator that memory bounds.
+    end. hbm_share: share of the GPU's HBM bandwidth that is reached. split_s: time to add the parts of a split K.
+    split_traffic: traffic of a part over the bytes of its sums. sustained: share of the peak rate that power and clock
+    allow for long. sustained_clock: the clock, over that of the data sheet, that the board's limit allowed then; a
+    lower one slows what is sustained from there on (None: it follows the clock). camping: slowdown of the
+    multiplication for each doubling of the power of two in the stride of K. cache_bytes, cache_speed: activations that
+    the last-level cache holds from kernel to kernel, and their rate over that of the HBM (None: of no account).
+    weights_cache_bytes: all that it holds, weights among it, where a loop reads the same again. cast_traffic: bytes of
+    HBM traffic that the cast of an element of the inputs is worth, of tables that time layers with their casts (in a
+    step these are operators). streaming: by operator that memory bounds.
     """
 
     launch_s: Duration
@@ -276,6 +278,7 @@ class Efficiency(Grown):
     split_s: Annotated[Seconds, Field(ge=0)] | None = None
     split_traffic: Annotated[Number, Field(gt=0, le=100)] | None = None
     sustained: Factor | None = None
+    sustained_clock: Annotated[Number, Field(gt=0, le=1)] | None = None
     camping: Annotated[Number, Field(ge=0, le=1)] | None = None
     cache_bytes: Annotated[Bytes, Field(ge=1e6)] | None = None
     cache_speed: Annotated[Number, Field(ge=1, le=20)] | None = None

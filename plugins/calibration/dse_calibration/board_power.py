@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from dse.config.options import conf_dir
 from dse.files import read_csv
 from simulators.costs.gemm import GemmShape, gemm_cost, gemms_of
-from simulators.costs.power import Activity, board_w, seen_w, voltage
+from simulators.costs.power import Activity, board_w, gemm_activity, seen_w, voltage
 from simulators.hardware.machine import System
-from simulators.hardware.parts import ELEMENT_BYTES, Power
+from simulators.hardware.parts import ELEMENT_BYTES, Power, Precision
 
 Floats = NDArray[np.float64]
 TABLE = conf_dir() / "data" / "power" / "a100_boards.csv"
@@ -177,6 +177,22 @@ def limit_flop_j(system: System, power: Power) -> float:
     rest = Activity(0.0, shape.least_bytes(ELEMENT_BYTES[PRECISION]) / seconds, 0.0, 0.0)
     left_w = power.board_w - board_w(power, clock, rest, PRECISION)
     return float(left_w * seconds / shape.flop / voltage(power, clock) ** 2)
+
+
+def limit_clock(system: System, power: Power, precision: Precision) -> float:
+    """Relative clock at which a large GEMM, as fast as it was measured, draws the board's limit; 1 below the limit.
+
+    A rate that is sustained at the limit was measured at this clock (`efficiency.sustained_clock`).
+    """
+    from scipy.optimize import brentq
+
+    shape = GemmShape(*(np.asarray(_LARGE),) * 3)
+    done = gemm_activity(shape, gemm_cost(gemms_of(system, precision), shape), precision)
+
+    def above(clock: float) -> float:
+        return float(board_w(power, clock, done, precision)) - power.board_w
+
+    return 1.0 if above(1.0) <= 0 else float(brentq(above, power.knee, 1.0))
 
 
 def fit_power(power: Power, rows: BoardPower) -> dict[str, float]:

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from dse.config.options import conf_dir
-from dse_calibration.board_power import fit_governor, limit_flop_j, read_throttle
+from dse_calibration.board_power import fit_governor, limit_clock, limit_flop_j, read_throttle
 from simulators.costs.power import Activity, board_w
 from simulators.hardware.machine import tree_of
 from simulators.hardware.parts import Power
@@ -21,6 +21,15 @@ def test_an_energy_that_follows_from_the_limit_is_the_one_that_is_shipped(name: 
     tree = tree_of(name)
     power = Power.model_validate(tree["gpu"]["power"])
     assert limit_flop_j(ScheduleSystem.of(tree), power) == pytest.approx(power.flop_j["bf16"], rel=0.02)
+
+
+def test_a_sustained_rate_has_the_clock_at_which_it_draws_the_limit() -> None:
+    """Of A100, whose products were measured at the limit; those of H100 were not (`gpu.loaded`)."""
+    tree = tree_of("a100_8")
+    system, power = ScheduleSystem.of(tree), Power.model_validate(tree["gpu"]["power"])
+    clocks = {form: constants.sustained_clock for form, constants in system.gpu.efficiency.items()}
+    assert {form for form, clock in clocks.items() if clock is not None} == {"bf16"}
+    assert limit_clock(system, power, "bf16") == pytest.approx(clocks["bf16"], rel=0.005)
 
 
 @pytest.mark.parametrize("name", ["h100", "h200"])
