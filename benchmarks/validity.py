@@ -30,7 +30,6 @@ from dse_calibration.collectives import COLLECTIVE_ROWS, LARGE_BYTES, holds_coll
 from dse_calibration.contention import COLUMNS, TABLE, is_sweep
 from dse_calibration.layouts import layout_of
 from dse_calibration.measurements import STREAM_KINDS, MeasuredRows
-from dse_calibration.overlap_measured.gemm_collective import holds_overlaps
 from dse_calibration.overlap_measured.prefills import holds_prefills
 from dse_calibration.predictions import Errors, PredictedRows, predicted_by
 from simulators.hardware.device import Device
@@ -40,6 +39,7 @@ from validation.left_out import FITTED, files_below, given_folder, report_left_o
 from validation.overlaps import (
     KINDS,
     holds_clocks,
+    holds_speedups,
     judged_clocks,
     judged_contention,
     judged_overlaps,
@@ -115,7 +115,7 @@ def _holds_contention(columns: tuple[str, ...]) -> bool:
 
 JUDGES: Mapping[Callable[[Path], Iterator[dict[str, Any]]], Callable[[tuple[str, ...]], bool]] = {
     judged_prefills: holds_prefills,
-    judged_overlaps: holds_overlaps,
+    judged_overlaps: holds_speedups,
     judged_contention: _holds_contention,
     judged_clocks: holds_clocks,
     judged_operators: _holds_operators,

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from dse.files import csv_columns
 from dse_calibration.contention import WALLS, Overlaps, errors
-from dse_calibration.overlap_measured.gemm_collective import MeasuredOverlap, predict_overlaps
+from dse_calibration.overlap_measured.gemm_collective import MeasuredOverlap, holds_overlaps, predict_overlaps
+from dse_calibration.overlap_measured.paired_tables import holds_pairs, predict_pairs
 from dse_calibration.overlap_measured.prefills import BASELINE, NO_SUMS, Prefill, read_prefills, settings
 from simulators.hardware.machine import tree_of
 from simulators.hardware.network import Pattern
@@ -47,7 +49,7 @@ def judged_overlaps(file: Path) -> Iterator[dict[str, Any]]:
     """Yield errors of the speed-up by GPU, on the rows of a table that nothing was fitted on; `sign`: share of rows
     whose gain or loss is right.
     """
-    overlaps, skipped = predict_overlaps(file)
+    overlaps, skipped = (predict_pairs if holds_pairs(csv_columns(file, "--data")) else predict_overlaps)(file)
     for reason, count in skipped.items():
         report_left_out(file.name, reason, rows=count)
     unseen = sorted((row for row in overlaps if not row.fitted), key=_gpu)
@@ -57,6 +59,11 @@ def judged_overlaps(file: Path) -> Iterator[dict[str, Any]]:
         rows = list(group)
         sign = float(np.mean([row.right_sign for row in rows]))
         yield _row(gpu, "any", FUSED, [row.error for row in rows]) | {"sign": sign}
+
+
+def holds_speedups(columns: tuple[str, ...]) -> bool:
+    """Return whether a table with these columns holds overlaps of a GEMM and its collective, in either layout."""
+    return holds_overlaps(columns) or holds_pairs(columns)
 
 
 def _gpu(row: MeasuredOverlap) -> str:

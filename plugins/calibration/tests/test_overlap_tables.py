@@ -11,6 +11,8 @@ from dse.config.options import conf_dir
 from dse_calibration.overlap_measured.expert_layers import ExpertLayer
 from dse_calibration.overlap_measured.gemm_collective import predict_overlaps
 from dse_calibration.overlap_measured.overlap_tables import overlap_extras
+from dse_calibration.overlap_measured.paired_tables import NEEDED, predict_pairs
+from validation.overlaps import judged_overlaps
 
 SHIPPED = conf_dir() / "data" / "overlap"
 HEAD = (
@@ -49,6 +51,27 @@ def test_sizes_are_read_as_those_whose_baseline_is_nearer(tmp_path: Path) -> Non
     row = "H100,8,1,NVLink,ag_gemm,4096,{},8192,bf16,flux,fused tiles,,,0.92,,1.1"
     (sharded, of_one), _ = predict_overlaps(rows_of(tmp_path, row.format(8 * 6656), row.format(6656)))
     assert sharded.predicted == of_one.predicted
+
+
+def test_rows_of_one_operation_are_judged_against_its_serial_one(tmp_path: Path) -> None:
+    """A table by implementation tells what one of speed-ups does; rows without a serial one are counted."""
+    shape, triton = "H100,8,all-gather + GEMM,4096,6656,8192,bf16", "Triton, copies beside GEMM"
+    rows = [
+        f'mine,{shape},"serial, NCCL",912.384',
+        f'mine,{shape},"{triton}",810.368',
+        f"mine,{shape},somehow else,700",
+        f'other,{shape},"{triton}",810.368',
+    ]
+    file = tmp_path / "pairs.csv"
+    file.write_text("\n".join([",".join(NEEDED), *rows]))
+    (pair,), skipped = predict_pairs(file)
+    assert skipped == {"no serial time": 1, "method somehow else: no implementation describes it": 1}
+    row = "H100,8,1,NVLink,ag_gemm,4096,6656,8192,bf16,triton,fused tiles,,,0.912384,0.810368,1.126"
+    ((of_speedups,), _) = predict_overlaps(rows_of(tmp_path, row))
+    assert pair.predicted == of_speedups.predicted
+    assert pair.measured[:2] == pytest.approx((912.384e-6, 810.368e-6))
+    assert pair.fitted  # constants of this software were fitted on this shape
+    assert not list(judged_overlaps(file))
 
 
 @pytest.mark.nightly
