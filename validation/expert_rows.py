@@ -8,6 +8,8 @@ Tables are told by their columns.
 - MORI (ROCm/mori): gpu, kernel, ep, phase, dtype, num_tokens, hidden_dim (of fp4 pairs), block_num, latency_us, topk
   (blank: 8, as bytes over times say), 32 experts on a GPU. Rows that repeat another one (the tuner copies those of bf16
   for kinds that it does not have) count once. A combine that casts to fp8 and copies sends bytes, on MI355X alone
+- over EFA (awslabs/awsome-distributed-ai): gpu, gpus, tokens_per_rank, hidden, top_k, experts, operation, backend and
+  gb_per_s, of bytes to all of a token's nodes by DeepEP's normal kernels; other backends and modes have no constants
 - published: source, gpu, ep, phase, tokens, hidden, topk, dtype, sms, bandwidth_GBps (of bytes to all GPUs inside a
   node, by RDMA to all of a token's nodes) or latency_us. Judged, never fitted on
 
@@ -28,12 +30,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators.costs.expert_exchange import Direction, RoutedTokens, kernel_seconds
+from simulators.hardware.machine import merged
 from simulators.hardware.network import Node, TokenKernel, TokenKernelKind
 from simulators.workloads.model_zoo import option_tree
 
 Floats = NDArray[np.float64]
 DIRECTIONS: tuple[Direction, ...] = ("dispatch", "combine")
-Table = Literal["deepep", "mori", "published"]
+Table = Literal["deepep", "mori", "published", "efa"]
 
 NODES: Mapping[str, str] = {
     "h100_sxm": "h100_switch_8",
@@ -41,8 +44,11 @@ NODES: Mapping[str, str] = {
     "mi300x": "mi300x_mesh_8",
     "mi355x": "mi355x_mesh_8",
     "H800": "h800_switch_8",
+    "H100 over EFA": "h100_switch_8",
 }
 """Device of the tables -> option of `node` that has its constants."""
+_FABRICS = {"H100 over EFA": "efa400"}
+"""Device -> network that joins its nodes, where it is not the one that its constants were fitted on."""
 _GPUS_PER_NODE = {"gb200": 4}  # 8 elsewhere
 _KINDS: Mapping[str, TokenKernelKind] = {
     "IntraNode": "node",
@@ -76,7 +82,12 @@ class KernelRow:
         return f"{self.kind} {self.direction}"
 
 
-_LAYOUTS: Mapping[str, Table] = {"dispatch_sms": "deepep", "block_num": "mori", "bandwidth_GBps": "published"}
+_LAYOUTS: Mapping[str, Table] = {
+    "dispatch_sms": "deepep",
+    "block_num": "mori",
+    "bandwidth_GBps": "published",
+    "tokens_per_rank": "efa",
+}
 """Column by which a table is told."""
 
 
@@ -93,7 +104,7 @@ def _cells(path: Path) -> Iterator[dict[str, str]]:
 
 def read_rows(path: Path) -> list[KernelRow]:
     """Rows of a table; of a table of other columns none. Rows that repeat another one count once."""
-    readers = {"deepep": _deepep, "mori": _mori, "published": _published}
+    readers = {"deepep": _deepep, "mori": _mori, "published": _published, "efa": _over_efa}
     layout = table_of(path)
     rows = [] if layout is None else [row for cell in _cells(path) for row in readers[layout](cell)]
     # the tuner of MORI copies rows of one kind to others
@@ -161,12 +172,29 @@ def _published(cell: Mapping[str, str]) -> Iterator[KernelRow]:
     yield KernelRow("published", cell["gpu"], kind, way, name, routed, int(cell["sms"]), 0.0, rate)
 
 
+def _over_efa(cell: Mapping[str, str]) -> Iterator[KernelRow]:
+    """Rates of DeepEP's normal kernels, which take as many SMs as the library does where a row does not say."""
+    way = next((way for way in DIRECTIONS if way == cell["operation"]), None)
+    if way is None or not cell["backend"].startswith("DeepEP") or not cell["note"].startswith("normal"):
+        return
+    gpus, tokens, device = int(cell["gpus"]), int(cell["tokens_per_rank"]), f"{cell['gpu']} over EFA"
+    if (node := node_of(device) if device in NODES else None) is None or node.experts is None:
+        return
+    element = _SCALED if cell["dispatch_dtype"] == "fp8" and way == "dispatch" else 2.0
+    nodes, experts, per_token = gpus // node.num_gpus, int(cell["experts"]), int(cell["top_k"])
+    routed = RoutedTokens(
+        tokens, element * int(cell["hidden"]), experts, per_token, gpus, nodes, groups=(nodes, min(nodes, 4))
+    )
+    name, rate = f"{way}, {gpus} GPUs, {tokens} tokens", float(cell["gb_per_s"]) * 1e9
+    yield KernelRow("efa", device, "network", way, name, routed, node.experts.num_sms, 0.0, rate)
+
+
 def is_fitted(row: KernelRow) -> bool:
     """Tell whether constants are fitted on a row (see the module)."""
     routed: Any = row.routed
     if is_fitted_by_nodes(row):
         return True
-    if row.table == "published" or routed.tokens not in _FITTED_TOKENS[row.table]:
+    if row.table in ("published", "efa") or routed.tokens not in _FITTED_TOKENS[row.table]:
         return False
     if row.table == "mori":
         return int(routed.gpus) in (8, 16) and int(routed.per_token) in (8, 16)
@@ -245,12 +273,16 @@ def _kernel(logs: Floats) -> TokenKernel:
 @functools.cache
 def node_of(device: str) -> Node:
     """The node that has the constants of a device of the tables."""
-    return Node.model_validate(option_tree("node", NODES[device]))
+    tree = option_tree("node", NODES[device])
+    if (fabric := _FABRICS.get(device)) is not None:
+        tree = merged(tree, option_tree("fabric", fabric)["node"])
+    return Node.model_validate(tree)
 
 
 def constants_of(row: KernelRow, node: Node) -> TokenKernel | None:
     """Constants that a node has for the kernel of a row."""
-    kernels = {} if node.experts is None else {str(kind): kernel for kind, kernel in node.experts.kernels.items()}
+    library = node.exchange() if row.device in _FABRICS else node.experts
+    kernels = {} if library is None else {str(kind): kernel for kind, kernel in library.kernels.items()}
     kernel = kernels.get(row.kind)
     return None if kernel is None else getattr(kernel, row.direction)
 

@@ -125,11 +125,13 @@ class CollectiveLibrary(Grown):
     through one NIC, or each GPU through its own. network_latency_s: latency of a step across nodes; None: as inside.
     nic_bytes_per_s: rate of the port of such a NIC, which nothing exceeds that leaves the node; None: not known.
     network_sums: of all-reduces across nodes that were not measured, which take no less; None: not known.
-    link_bytes_per_s: rate of the node's links with which all rates inside it (and in its switch) were measured, and
-    with which they grow; None: they stay as they are. mesh_gpus: GPUs of the mesh that its protocols were measured on,
-    each with a link to all others; None where a switch joins them. protocols, network: constants of collectives that
-    were measured by size inside the node and across nodes; rings describe the others. name: of the library in measured
-    tables, where several were measured. fitted_on: kind of rows -> names of the rows that these were fitted on.
+    network_sprays: the packets of a message take many ways through the network, so that many nodes that send to one NIC
+    do not slow it. link_bytes_per_s: rate of the node's links with which all rates inside it (and in its switch) were
+    measured, and with which they grow; None: they stay as they are. mesh_gpus: GPUs of the mesh that its protocols were
+    measured on, each with a link to all others; None where a switch joins them. protocols, network: constants of
+    collectives that were measured by size inside the node and across nodes; rings describe the others. name: of the
+    library in measured tables, where several were measured. fitted_on: kind of rows -> names of the rows that these
+    were fitted on.
     """
 
     name: str | None = None
@@ -141,6 +143,7 @@ class CollectiveLibrary(Grown):
     network_latency_s: Duration | None = None
     nic_bytes_per_s: Bandwidth | None = None
     network_sums: ShortSums | None = None
+    network_sprays: Annotated[bool, knob(structural=True)] = False
     link_bytes_per_s: Bandwidth | None = None
     mesh_gpus: Annotated[Integer | None, knob(structural=True, ge=2, le=1024)] = None
     protocols: Mapping[CollectiveKind, Protocols] | None = None
@@ -208,6 +211,10 @@ class TokenKernels(Frozen):
             for name, kernel in self
         }
         return self.model_copy(update=kernels)
+
+    def without_incast(self) -> TokenKernels:
+        """The same on a network where many senders to one NIC do not slow it."""
+        return self.model_copy(update={name: kernel.model_copy(update={"incast_nodes": None}) for name, kernel in self})
 
 
 TokenKernelKind = Literal["node", "network", "network_low_latency"]
@@ -297,7 +304,10 @@ class Node(WithSources, Grown):
         faster = 1.0 if port is None or measured is None else np.asarray(port) / measured
         inside, across = (self.speed, np.inf), (faster, functools.reduce(np.minimum, known, np.inf))
         ways = ((str(kind), both, inside if kind == "node" else across) for kind, both in experts.kernels.items())
-        return experts.model_copy(update={"kernels": {kind: both.over(*way) for kind, both, way in ways}})
+        kernels = {kind: both.over(*way) for kind, both, way in ways}
+        if library.network_sprays:
+            kernels = {kind: both.without_incast() for kind, both in kernels.items()}
+        return experts.model_copy(update={"kernels": kernels})
 
     def switch(self) -> InSwitch | None:
         """What the switch computes, with the node's links."""

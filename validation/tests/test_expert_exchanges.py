@@ -112,3 +112,34 @@ def test_a_folder_without_tables_is_told(tmp_path: Path) -> None:
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(FileNotFoundError):
         judged_rows(tmp_path)
+
+
+def test_many_senders_slow_a_nic_but_where_the_network_sprays() -> None:
+    """EFA's packets take many ways; on InfiniBand the kernels were measured to slow with the number of nodes."""
+    node, sprays = node_of("h100_sxm"), node_of("H100 over EFA")
+    assert node.library is not None and not node.library.network_sprays
+    assert sprays.library is not None and sprays.library.network_sprays
+    times = {}
+    for name, of in (("infiniband", node), ("sprays", sprays)):
+        library = of.exchange()
+        assert library is not None
+        for nodes in (2, 8):
+            tokens = routed(4096, gpus=8 * nodes, nodes=nodes)
+            kernel = library.kernels["network"].dispatch
+            times[name, nodes] = float(kernel_seconds(kernel, tokens, num_sms=20)) / float(tokens.sent_bytes)
+    assert times["infiniband", 8] > 1.3 * times["infiniband", 2]
+    assert times["sprays", 8] < 1.1 * times["sprays", 2]
+
+
+def test_rates_of_a_table_over_efa_are_judged_by_constants_of_another_network(tmp_path: Path) -> None:
+    head = "gpu,gpus,tokens_per_rank,hidden,top_k,experts,operation,dispatch_dtype,backend,us,gb_per_s,note"
+    row = "H100,32,4096,7168,8,256,{},bf16,{},,40,{}"
+    rows = [
+        row.format("dispatch", "DeepEP NVSHMEM", "normal kernels"),
+        row.format("combine", "DeepEP NVSHMEM", "low latency"),
+        row.format("dispatch", "UCCL", "normal kernels"),
+        row.format("NCCL all-to-all", "NCCL", ""),
+    ]
+    (tmp_path / "efa.csv").write_text("\n".join([head, *rows]))
+    ((_, judged),) = judged_rows(tmp_path)
+    assert (judged.device, judged.direction, judged.bytes_per_s) == ("H100 over EFA", "dispatch", 40e9)
