@@ -53,6 +53,8 @@ COMMANDS = {
             "parallel.sequence_parallel": "activations split by tokens where tp does not split them",
             "parallel.zero": "states split over dp: 0 none, 1 optimizer, 2 gradients, 3 weights (FSDP)",
             "parallel.collectives": "library or in_switch",
+            "parallel.tp_ctas": "CTAs of the library's collectives over tp; 0: as many as it takes",
+            "parallel.dp_ctas": "CTAs of those over dp, of gradients and split weights; 0: as many as it takes",
             "parallel.split_ctas": "CTAs that add one half of a prompt while the other computes; 0: off",
             "parallel.pipeline": "gpipe, 1f1b, interleaved, zb_h1, zb_h2, zbv, v_half, v_min or dualpipe",
             "parallel.virtual_stages": "parts of the model on each GPU, of interleaved",

@@ -34,6 +34,7 @@ from simulators.costs.transfer import (
     HALVES,
     TransferMode,
     alone,
+    channel_cus,
     in_switch_seconds,
     library_cus,
     library_fill,
@@ -57,13 +58,13 @@ class Group:
     """GPUs of a collective and their links; numbers or arrays that broadcast.
 
     bytes_per_s: rate at which one GPU sends over all links that it uses, in one direction; message_bytes_per_s: to one
-    other GPU alone, where that is less (None: it is not). latency_s: of one step.
-    computes: whether the engine can add, as CUs can and DMA engines cannot. short_messages: whether it has a protocol
-    for short messages. protocols, network: fitted constants of collectives inside a node and across nodes, which count
-    instead of rates and latencies. num_nodes: that the GPUs stand in. in_switch: what their switch computes, in a node.
-    links: the machine whose links carry it inside a node, by kernels on the library's CUs, where there are no
-    protocols. network_bytes_per_s: of the network that one GPU has in an all-to-all across nodes.
-    experts: library of expert parallelism. link_share: share of a GPU's links that lead to the others in its node.
+    other GPU alone, where that is less (None: it is not). latency_s: of one step. computes: whether the engine can add,
+    as CUs can and DMA engines cannot. short_messages: whether it has a protocol for short messages. protocols, network:
+    fitted constants of collectives inside a node and across nodes, which count instead of rates and latencies.
+    num_nodes: that the GPUs stand in. in_switch: what their switch computes, in a node. links: the machine whose links
+    carry it inside a node, by kernels on the library's CUs, where there are no protocols. network_bytes_per_s: of the
+    network that one GPU has in an all-to-all across nodes. experts: library of expert parallelism. link_share: share of
+    a GPU's links that lead to the others in its node. ctas: of the library's kernels; None: as many as it takes.
     errors: factors of drawn errors on the time of an exchange, from it, its group and its time. short_sums: what an
     all-reduce across nodes takes at least that was not measured.
     """
@@ -84,6 +85,7 @@ class Group:
     message_bytes_per_s: ArrayLike | None = None
     errors: Callable[..., Floats] | None = None
     short_sums: ShortSums | None = None
+    ctas: ArrayLike | None = None
 
     def switched(self, pattern: Pattern) -> SwitchRate | None:
         """Constants of a collective that the switch computes; None if it does not."""
@@ -175,9 +177,7 @@ def _library_s(pattern: Pattern, payload: Floats, group: Group, seconds: Floats)
     if inside is not None:
         # GPUs of a mesh send over the links to one another alone
         here = protocol_seconds(inside.faster(np.asarray(group.link_share)), pattern, group.num_gpus, payload)
-        if group.links is not None and group.links.gpu.clock is not None and pattern != "send_recv":
-            moving = here - inside.launch_s
-            here = inside.launch_s + np.where(moving > 0, moving, 0.0) / library_fill(group.links, pattern)
+        here = _by_fewer_ctas(here, inside, pattern, group)
     elif group.links is not None and pattern != "send_recv":
         together = np.ceil(np.asarray(group.num_gpus, float) / np.asarray(group.num_nodes))  # of them in a node
         here = _over_links(group.links, pattern, payload, together)
@@ -196,8 +196,32 @@ def _library_s(pattern: Pattern, payload: Floats, group: Group, seconds: Floats)
         seconds = np.where(leaves, np.maximum(seconds, sum_s / 2), seconds)
     if across is not None:
         there = protocol_seconds(across, pattern, group.num_gpus, payload, num_nodes=group.num_nodes)
+        there = _by_fewer_ctas(there, across, pattern, group, port_bytes_per_s=group.bytes_per_s)
         seconds = np.where(leaves, there, seconds)
     return seconds
+
+
+def _by_fewer_ctas(
+    seconds: Floats,
+    constants: Protocols,
+    pattern: Pattern,
+    group: Group,
+    *,
+    port_bytes_per_s: ArrayLike | None = None,
+) -> Floats:
+    """Time [s] of a library's collective on the group's CTAs and at the clock of its GPU; all but its launch is longer.
+
+    port_bytes_per_s: rate of a GPU's port to the network, where it leaves the node.
+    """
+    machine = group.links
+    if machine is None or pattern == "send_recv" or pattern == "broadcast":
+        return seconds
+    if group.ctas is None and (machine.gpu.clock is None or port_bytes_per_s is not None):
+        return seconds
+    cus = None if group.ctas is None else channel_cus(machine, group.ctas, pattern)
+    fill = library_fill(machine, pattern, cus=cus, port_bytes_per_s=port_bytes_per_s)
+    moving = np.maximum(seconds - constants.launch_s, 0.0)  # a single GPU has none
+    return np.asarray(np.where(seconds > 0, constants.launch_s + moving / fill, seconds))
 
 
 def _short_sum_s(of: ShortSums, group: Group) -> Floats:

@@ -251,17 +251,22 @@ def library_s(system: System, received_bytes: ArrayLike, *, by: TransferMode) ->
     return np.asarray(moving / library_fill(system, by.pattern, cus=by.cus))
 
 
-def library_fill(system: System, pattern: Pattern, *, cus: ArrayLike | None = None) -> Floats:
+def library_fill(
+    system: System, pattern: Pattern, *, cus: ArrayLike | None = None, port_bytes_per_s: ArrayLike | None = None
+) -> Floats:
     """What kernels fill of the links over what a library's kernels, as measured, fill of them: (0, 1].
 
-    cus: that they have (None: as many as the library takes). A CU moves less at a lower clock than that of the data
-    sheet, at which libraries were measured.
+    cus: that they have (None: as many as the library takes). port_bytes_per_s: rate of a port to the network, in place
+    of the node's links. A CU moves less at a lower clock than that of the data sheet, at which libraries were measured.
     """
     active, library = routes(system.node, pattern), library_cus(system, pattern)
     by, usual = (TransferMode("cu", library if count is None else count, pattern) for count in (cus, None))
     measured = system if system.gpu.clock is None else put(system, "gpu.clock", 1.0)
-    # more CUs than the library takes would stay idle
-    return np.minimum(_cu_fill(system, active, by) / _cu_fill(measured, active, usual), 1.0)
+    if port_bytes_per_s is None:
+        fills = _cu_fill(system, active, by), _cu_fill(measured, active, usual)
+    else:
+        fills = kernel_share(system, by, port_bytes_per_s), kernel_share(measured, usual, port_bytes_per_s)
+    return np.minimum(fills[0] / fills[1], 1.0)  # more CUs than the library takes would stay idle
 
 
 def is_measured(system: System, pattern: Pattern) -> bool:

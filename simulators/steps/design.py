@@ -17,6 +17,7 @@ from simulators.hardware.machine import Gpu
 from simulators.hardware.network import link_rules
 from simulators.hardware.parts import Grown, MeasuredFormat, Precision, StreamingRates
 from simulators.hardware.pim import Format, InstructionSet
+from simulators.hardware.schedule_system import has_links
 from simulators.steps.epochs.seqpoint import Iterations
 from simulators.steps.operators.quantised_weights import QuantisedWeights
 from simulators.steps.overlap.implementations import kernel_of_experts, kernels_of_experts
@@ -366,6 +367,7 @@ def _node_rules(design: StepDesign) -> Iterator[Rule]:
         yield Rule("parallel.collectives", True, rule, parallel.collectives, way_out=ways)
     if parallel.split_ctas:
         yield from _split_rules(design)
+    yield from _ctas_rules(design)
 
 
 def _split_rules(design: StepDesign) -> Iterator[Rule]:
@@ -391,6 +393,25 @@ def _split_rules(design: StepDesign) -> Iterator[Rule]:
         rule = "is more than the library's all-reduce takes (system.gpu.cu_copy.num_cus)"
         way = "take {0} at most, or parallel.collectives=in_switch"
         yield Rule("parallel.split_ctas", parallel.split_ctas > most, rule, parallel.split_ctas, (most,), way)
+
+
+def _ctas_rules(design: StepDesign) -> Iterator[Rule]:
+    """CTAs of a library's kernels are no more than it takes, and are of kernels that are known, over some GPUs."""
+    parallel, copy, node = design.parallel, design.system.gpu.cu_copy, design.system.node
+    replicas = np.maximum(parallel.replicas, parallel.expert_replicas)
+    for axis, gpus in (("tp", parallel.tp), ("dp", replicas)):
+        path, ctas = f"parallel.{axis}_ctas", getattr(parallel, f"{axis}_ctas")
+        if not ctas:
+            continue
+        rule = f"is of collectives over {axis}, which is of one GPU"
+        yield Rule(path, np.asarray(gpus) < 2, rule, ctas, way_out="set 0")
+        rule = "is of kernels whose rates are not known here (system.gpu.cu_copy, links and measured collectives)"
+        known = copy is not None and node is not None and has_links(design.system) and bool(node.protocols())
+        yield Rule(path, not known, rule, ctas, way_out="set 0")
+        if copy is not None:
+            most = np.asarray(copy.num_cus)
+            rule = "is more than the library's kernels take (system.gpu.cu_copy.num_cus = {0})"
+            yield Rule(path, np.asarray(ctas) > most, rule, ctas, (most,), "set {0} at most, or 0")
 
 
 def _link_rules(design: StepDesign) -> Iterator[Rule]:

@@ -19,7 +19,7 @@ from dse.values.units import Integer, Number, Seconds
 from simulators.hardware.parts import Precision, SourcedValue
 from simulators.workloads.experts import ExpertKernels, LatentAttention, MixtureOfExperts
 from simulators.workloads.sequence_lengths import PassTokens
-from simulators.workloads.spreading import PipelineSchedule, RingSums, ShardedData
+from simulators.workloads.spreading import LibraryCtas, PipelineSchedule, RingSums, ShardedData
 from simulators.workloads.state_layers import LayerKind, StateLayers
 from simulators.workloads.stored import FormatUse, Stored, WeightFormat, format_names, weight_format
 
@@ -257,7 +257,7 @@ class Run(PassTokens):
         return known if self.gradients is None else float(weight_format(self.gradients).bytes_of(1))
 
 
-class Parallel(PipelineSchedule, ShardedData):
+class Parallel(PipelineSchedule, ShardedData, LibraryCtas):
     """Degrees of parallelism [GPUs]. tp is innermost: its group fills a server first; then cp, dp and pp.
 
     ep: experts of a layer are split over ep of the tp x cp x dp GPUs that hold a stage (as Megatron-LM with expert
@@ -270,7 +270,7 @@ class Parallel(PipelineSchedule, ShardedData):
 
     sequence_parallel: the activations that tp does not split are split by tokens, and each all-reduce becomes a
     reduce-scatter and an all-gather (arXiv:2205.05198). collectives: of tp and dp inside a node, by the library, or in
-    the switch as far as it computes. Schedules of pipelines and split states: `simulators.workloads.spreading`.
+    the switch as far as it computes. Pipelines, split states and CTAs of collectives: `simulators.workloads.spreading`.
     split_ctas: CTAs of the kernel that adds partial sums of one half of a prompt's tokens while the other half
     computes: in the switch, with the norm that follows, or by the library, as `collectives` says
     (`simulators.steps.overlap.token_splits`); 0: prompts are not split.
@@ -327,7 +327,7 @@ class Parallel(PipelineSchedule, ShardedData):
 
 _UNSAID: Sequence[tuple[str, Any]] = (
     *(("ep", 1), ("cp", 1), ("etp", 1), ("context", "ring"), ("ends", "beside")),
-    *(("exchanges", "waited"), ("shard_gpus", None)),
+    *(("exchanges", "waited"), ("shard_gpus", None), ("tp_ctas", 0), ("dp_ctas", 0)),
 )
 ByPrecision = Mapping[Precision, Annotated[Number, Field(ge=0, le=1e3)]]
 _TRAINED_AS: Mapping[str, str] = {"bf16": "mixed", "fp16": "mixed"}

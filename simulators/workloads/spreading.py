@@ -88,3 +88,13 @@ class ShardedData(Frozen):
     reductions: Annotated[Literal["beside", "after"], knob(structural=True)] = "beside"
     gradient_bytes: Annotated[Literal[2, 4] | None, knob(structural=True)] = None
     shard_gpus: Annotated[Integer | None, knob(structural=True, ge=1, le=2**20)] = None
+
+
+class LibraryCtas(Frozen):
+    """CTAs of the library's kernels over tp, and of those over dp that reduce gradients and gather split weights.
+
+    0: as many as the library takes.
+    """
+
+    tp_ctas: Annotated[Integer, knob(structural=True, ge=0, le=256)] = 0
+    dp_ctas: Annotated[Integer, knob(structural=True, ge=0, le=256)] = 0

@@ -12,6 +12,7 @@ from simulators.costs.gemm import gemms_of
 from simulators.costs.gemm.fitted import FittedGemms
 from simulators.costs.power import sustained_clock
 from simulators.costs.sharing import Sharing
+from simulators.hardware.parts import CuCopy
 from simulators.steps.design import ScheduledDesign, StepDesign, product_format, streaming_rates, tied_weights
 from simulators.steps.operators.quantised_weights import WeightQuantiser
 from simulators.steps.operators.work import ModelBlock, Platform
@@ -49,7 +50,7 @@ def _at_clock(design: StepDesign, clock: ArrayLike, errors: Any = None) -> Itera
     if design.run.products is not None:
         platform = replace(platform, linear=_platform(design, product_format(design), clock))
     platform = platform if errors is None else errors.on(platform)
-    law, gpu = design.system.gpu.contention, design.system.gpu
+    law = design.system.gpu.contention
     host = {
         name: 0.0 if getattr(kernels, name) is None else getattr(kernels, name)
         for name in ("host_s", "host_launch_s", "host_batch_s")
@@ -74,7 +75,7 @@ def _at_clock(design: StepDesign, clock: ArrayLike, errors: Any = None) -> Itera
     )
     gradients = Gradients(
         passes,
-        contended=None if law is None else ContendedPlatform(platform, law, gpu.cu_copy),
+        contended=None if law is None else ContendedPlatform(platform, law, _reducing(design)),
         tied=tied_weights(design),
         shard_copies=(0.0, 0.0) if shards is None else (shards.forward, shards.backward),
     )
@@ -107,6 +108,12 @@ def _beside(design: StepDesign, platform: Platform) -> OverlappedExchanges | Non
     kernel = software.experts
     sms = sms if kernel.num_sms is None else kernel.num_sms
     return OverlappedExchanges(how, platform, gpu.contention, sms, kernel.tile_rows)
+
+
+def _reducing(design: StepDesign) -> CuCopy | None:
+    """Kernels that reduce gradients; None where they are not known."""
+    copy, ctas = design.system.gpu.cu_copy, design.parallel.dp_ctas
+    return copy if copy is None or not ctas else copy.model_copy(update={"num_cus": np.minimum(ctas, copy.num_cus)})
 
 
 def _library_sums(design: StepDesign) -> LibrarySums | None:

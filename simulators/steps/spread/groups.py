@@ -36,8 +36,8 @@ def groups(machine: Device, parallel: Parallel) -> Mapping[Axis, Group]:
     stages = np.where(leaves_node(node, parallel), 1.0, 2.0)  # of neighbours in a pipeline, one in each node
     switch = node.switch() if parallel.collectives == "in_switch" else None
     return {
-        "tp": replace(machine_ring(machine, tp), in_switch=switch),
-        "dp": replace(machine_ring(machine, dp, together), in_switch=switch),
+        "tp": replace(machine_ring(machine, tp), in_switch=switch, ctas=parallel.tp_ctas or None),
+        "dp": replace(machine_ring(machine, dp, together), in_switch=switch, ctas=parallel.dp_ctas or None),
         "pp": machine_ring(machine, np.minimum(pp, 2.0), stages),  # a message between two neighbours
         **_of_experts(machine, parallel),
         **_of_shards(machine, parallel, together),
@@ -54,9 +54,10 @@ def _of_experts(machine: Device, parallel: Parallel) -> Mapping[Axis, Group]:
     same = np.maximum(1.0, np.asarray(parallel.expert_replicas, float))
     # without ep, replicas of experts are replicas of all
     apart = ep * etp if parallel.ep > 1 else np.asarray(parallel.tp, float)
+    alike = machine_ring(machine, same, np.maximum(1.0, node.num_gpus // apart))
     return {
         "ep": shared,
-        "edp": machine_ring(machine, same, np.maximum(1.0, node.num_gpus // apart)),
+        "edp": replace(alike, ctas=parallel.dp_ctas or None),
         "etp": machine_ring(machine, etp, np.minimum(etp, node.num_gpus)),
     }
 
@@ -65,10 +66,11 @@ def _of_shards(machine: Device, parallel: Parallel, together: Any) -> Mapping[Ax
     """GPUs of a dp group that share its states, and those with the same share. together: of the group in a node."""
     size = np.asarray(parallel.state_gpus, float)
     same = np.maximum(1.0, np.asarray(parallel.replicas, float) / size)
-    return {
+    rings: dict[Axis, Group] = {
         "shard": machine_ring(machine, size, together),
         "repeat": machine_ring(machine, same, np.maximum(1.0, together // size)),
     }
+    return {axis: replace(ring, ctas=parallel.dp_ctas or None) for axis, ring in rings.items()}
 
 
 def leaves_node(node: Node, parallel: Parallel) -> Any:
