@@ -40,7 +40,7 @@ from simulators.steps.operators.work import Stream, streamed_seconds
 from simulators.workloads.model import Kernels, Parallel, Run, Transformer
 from simulators.workloads.model_zoo import model_tree, option_tree
 from studies import conccl as conccl_study
-from validation import amd_tables, expert_rows, steps_measured
+from validation import amd_tables, expert_rows, library_rows, steps_measured
 from validation.calibrated_numbers import Number, read_option, value_of
 from validation.measured_step import Step, settings
 from validation.published_tables import read_throughput
@@ -160,6 +160,16 @@ def software(numbers: Sequence[Number], table: Path | None) -> Refit:
             return mean_errors(rows, {_knob(number): value for number, value in zip(own, tried, strict=True)})
 
         values |= _from_shipped(own, errors)
+    return Refit(values)
+
+
+def libraries(numbers: Sequence[Number], table: Path | None) -> Refit:
+    """Constants of software of collectives: times of the rows that each was fitted on."""
+    assert table is not None
+    values = dict[Number, float]()
+    for own in _by_option(numbers).values():
+        shipped, errors = library_rows.fit_errors(table.parent.parent, own)
+        values |= dict(zip(own, least(shipped, errors), strict=True))
     return Refit(values)
 
 
@@ -450,6 +460,7 @@ REFITTERS: Mapping[str, Refitter] = {
     "technology": technology,
     "serving": serving,
     "serving_sets": serving_sets,
+    "libraries": libraries,
 }
 """Name -> function, in order of dependence: a fit uses numbers of those above it alone."""
 

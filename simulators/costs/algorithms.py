@@ -8,6 +8,8 @@
     broadcast        the tensor of the root          n-1, S                2, 2(n-1)/n S         lg n, S
     send_recv        the message of one of two       1, S                  1, S                  1, S
 
+`one_shot` is direct, but for an all-reduce in which each GPU reads all of the others' tensors: 1, (n-1) S.
+
 lg n = ceil(log2 n). Standard; a lower bound for pipelined rings and trees, whose first chunk has to arrive (Thakur,
 Rabenseifner, Gropp, IJHPCA 2005; tree: two complementary pipelined trees, Sanders, Speck, Traeff 2009; all-to-all on a
 tree: Bruck). A new algorithm is a function here and its entry in `ALGORITHMS`: every cost of a collective can then be
@@ -54,6 +56,11 @@ def _direct(pattern: Pattern, n: Floats) -> Traffic:
     return _several(n), _once(n)
 
 
+def _one_shot(pattern: Pattern, n: Floats) -> Traffic:
+    """Each GPU reads the tensors of all others, and adds them."""
+    return (_several(n), n - 1) if pattern == "all_reduce" else _direct(pattern, n)
+
+
 def _tree(pattern: Pattern, n: Floats) -> Traffic:
     """GPUs send along a binary tree."""
     rounds = np.ceil(np.log2(n))
@@ -78,6 +85,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     "ring": Algorithm(_ring, by_library=True),
     "direct": Algorithm(_direct),
     "tree": Algorithm(_tree, by_library=True),
+    "one_shot": Algorithm(_one_shot),
 }
 
 

@@ -17,10 +17,14 @@ not measured take no less than half of an all-reduce of as many bytes, each a ha
 were not, no less than those of the shortest messages on other nodes that were (`_short_sum_s`). A switch that adds
 (`in_switch`) takes 2 steps for an all-reduce, in which a GPU sends (1 + 1/n) S, and 1 otherwise, with S sent for a
 reduce-scatter and S / n for an all-gather; the GPU adds nothing.
+
+Software of collectives by name (`conf/collective`) is costed by the same function, with the paths that it takes
+(`simulators.costs.collective_paths`); `collective_seconds` asks it of a machine.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,7 +33,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dse.values import Memo
-from simulators.costs.algorithms import Pattern, traffic
+from simulators.costs.algorithms import ALGORITHMS, Pattern, traffic
+from simulators.costs.collective_paths import path_of, software_seconds, software_traffic
+from simulators.costs.collective_software import Call, Question, check_exists, is_software
 from simulators.costs.transfer import (
     HALVES,
     TransferMode,
@@ -66,7 +72,7 @@ class Group:
     network that one GPU has in an all-to-all across nodes. experts: library of expert parallelism. link_share: share of
     a GPU's links that lead to the others in its node. ctas: of the library's kernels; None: as many as it takes.
     errors: factors of drawn errors on the time of an exchange, from it, its group and its time. short_sums: what an
-    all-reduce across nodes takes at least that was not measured.
+    all-reduce across nodes takes at least that was not measured. machine: that software of collectives is asked of.
     """
 
     num_gpus: ArrayLike
@@ -86,6 +92,7 @@ class Group:
     errors: Callable[..., Floats] | None = None
     short_sums: ShortSums | None = None
     ctas: ArrayLike | None = None
+    machine: System | None = None
 
     def switched(self, pattern: Pattern) -> SwitchRate | None:
         """Constants of a collective that the switch computes; None if it does not."""
@@ -121,7 +128,7 @@ class CollectiveCost:
 
 def collective_cost(
     pattern: Pattern,
-    algorithm: str,
+    algorithm: str | Call,
     payload_bytes: ArrayLike,
     group: Group,
     *,
@@ -130,10 +137,14 @@ def collective_cost(
     """Cost of one collective among equal GPUs.
 
     HBM traffic: bytes sent are read, bytes received are written, and a reduction reads its local operand, too.
-    algorithm: of `simulators.costs.algorithms`, or `in_switch`: inside a node; a group that leaves it takes a ring.
+    algorithm: of `simulators.costs.algorithms`; `in_switch`: inside a node; a group that leaves it takes a ring; or
+    software of `conf/collective` by name, or a call of it.
     Raises ValueError for a reduction by engines that cannot add, for a switch that does not compute the collective, and
-    for an unknown algorithm.
+    for an unknown algorithm; ConfigError for software that does not run the collective.
     """
+    if isinstance(algorithm, Call) or (algorithm not in (*ALGORITHMS, "in_switch") and is_software(algorithm)):
+        call = algorithm if isinstance(algorithm, Call) else Call(algorithm)
+        return _by_software(call, pattern, payload_bytes, group, element_bytes=element_bytes)
     if algorithm == "in_switch":
         return _in_switch(pattern, payload_bytes, group, element_bytes=element_bytes)
     if pattern in _REDUCES and not group.computes:
@@ -155,6 +166,50 @@ def collective_cost(
     # sent bytes are read, as many received ones written, and local operands read
     columns = np.broadcast_arrays(steps + 0 * wire, wire, added / element_bytes, 2 * wire + added, seconds)
     return CollectiveCost(*(np.asarray(column, float) for column in columns))
+
+
+def library_cost(pattern: Pattern, payload_bytes: ArrayLike, group: Group, *, element_bytes: int = 4) -> CollectiveCost:
+    """Cost of a collective by the library of a node: the fastest of its algorithms; an all-to-all goes directly."""
+    if pattern == "all_to_all":
+        return collective_cost(pattern, "direct", payload_bytes, group, element_bytes=element_bytes)
+    chosen = [name for name, algorithm in ALGORITHMS.items() if algorithm.by_library]
+    costs = [collective_cost(pattern, name, payload_bytes, group, element_bytes=element_bytes) for name in chosen]
+    seconds = functools.reduce(np.minimum, [cost.seconds for cost in costs])
+    return replace(costs[0], seconds=seconds)  # libraries take the fastest one
+
+
+def _by_software(
+    call: Call, pattern: Pattern, payload_bytes: ArrayLike, group: Group, *, element_bytes: int
+) -> CollectiveCost:
+    """Cost of a collective by software (`simulators.costs.collective_paths`). Raises ConfigError."""
+    if group.machine is None:
+        raise ValueError(f"{call.name} needs a machine: build the group with machine_ring")
+    question = Question.of(pattern, payload_bytes, group.num_gpus, group.num_nodes)
+    check_exists(call, group.machine, question)
+    if "library" in call.software.paths:
+        return library_cost(pattern, payload_bytes, group, element_bytes=element_bytes)
+    seconds, n = software_seconds(call, group.machine, question), question.num_gpus
+    if path_of(call, group.machine, pattern, max(float(np.min(n)), 2.0))[0] == "switch":
+        switched = replace(group, in_switch=group.machine.node.switch())
+        cost = _in_switch(pattern, payload_bytes, switched, element_bytes=element_bytes)
+        return replace(cost, seconds=seconds)
+    steps, sent = software_traffic(call, question)
+    wire = sent * question.payload
+    added = (n - 1) / n * question.payload if pattern in _REDUCES else 0 * wire
+    columns = np.broadcast_arrays(steps + 0 * wire, wire, added / element_bytes, 2 * wire + added, seconds)
+    return CollectiveCost(*(np.asarray(column, float) for column in columns))
+
+
+def collective_seconds(
+    machine: System, pattern: Pattern, payload_bytes: ArrayLike, num_gpus: ArrayLike, implementation: str | Call
+) -> Floats:
+    """Time [s] of a collective among GPUs of a machine, by software of `conf/collective` or an algorithm.
+
+    Raises ConfigError where the software does not run it there, and names software that does; ValueError as
+    `collective_cost`.
+    """
+    group = machine_ring(machine, num_gpus)
+    return collective_cost(pattern, implementation, payload_bytes, group, element_bytes=2).seconds
 
 
 def _over_links(machine: System, pattern: LinkPattern, payload: Floats, num_gpus: ArrayLike) -> Floats:
@@ -307,4 +362,4 @@ def machine_ring(machine: System, gpus: ArrayLike, together: ArrayLike | None = 
     ring = node_ring(machine.node, gpus, together)
     # schedules and iterations alike: what the library was measured to reach, else what links carry
     protocols = ring.protocols if machine.costs.collective == "library" else None
-    return replace(ring, protocols=protocols, links=machine if has_links(machine) else None)
+    return replace(ring, protocols=protocols, links=machine if has_links(machine) else None, machine=machine)

@@ -6,7 +6,6 @@ another. An operator does its work in one pass of one block; a block (such as a 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
@@ -15,9 +14,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dse.values import Memo
-from simulators.costs.algorithms import ALGORITHMS, Pattern
+from simulators.costs.algorithms import Pattern
 from simulators.costs.chip import Chip, Cost
-from simulators.costs.collective import CollectiveCost, Group, collective_cost
+from simulators.costs.collective import CollectiveCost, Group, collective_cost, library_cost
 from simulators.costs.convolution import convolution
 from simulators.costs.gemm import Gemms, GemmShape, gemm_cost
 from simulators.costs.recurrent import recurrent
@@ -55,7 +54,6 @@ AGAIN = " again"
 Axis = Literal["tp", "pp", "dp", "ep", "cp", "edp", "etp", "shard", "repeat"]
 """Groups of GPUs: tp, pp, dp (with cp, over which gradients are reduced), ep, cp, those with the same experts, those
 that share one expert, those that share states of dp, and those that have the same share of them."""
-_BY = [name for name, algorithm in ALGORITHMS.items() if algorithm.by_library]
 
 
 @dataclass(frozen=True)
@@ -429,16 +427,12 @@ def collective(work: Exchange, group: Group) -> CollectiveCost:
 def _collective(work: Exchange, group: Group) -> CollectiveCost:
     if group.switched(work.pattern) is not None:  # only where the switch computes this pattern
         return collective_cost(work.pattern, "in_switch", work.payload_bytes, group, element_bytes=2)
-    if work.pattern == "all_to_all":
-        direct = collective_cost(work.pattern, "direct", work.payload_bytes, group, element_bytes=2)
-        seconds = work.library_seconds(group)
-        if seconds is None:
-            return direct
-        # the library has no kernel for this shape
-        return replace(direct, seconds=np.where(np.isnan(seconds), direct.seconds, seconds + 0 * direct.seconds))
-    costs = [collective_cost(work.pattern, name, work.payload_bytes, group, element_bytes=2) for name in _BY]
-    seconds = functools.reduce(np.minimum, [cost.seconds for cost in costs])
-    return replace(costs[0], seconds=seconds)  # libraries take the fastest one
+    cost = library_cost(work.pattern, work.payload_bytes, group, element_bytes=2)
+    seconds = work.library_seconds(group) if work.pattern == "all_to_all" else None
+    if seconds is None:
+        return cost
+    # the library has no kernel for this shape
+    return replace(cost, seconds=np.where(np.isnan(seconds), cost.seconds, seconds + 0 * cost.seconds))
 
 
 def num_kernels(op: Op, tp: ArrayLike) -> Floats:

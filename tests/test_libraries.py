@@ -1,0 +1,216 @@
+"""Software of collectives: one cost by every door, times that never fall, and refusals that name what exists."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.libraries import doors, monotone_checks, questions
+from dse.cli import main
+from dse.config.options import list_options
+from dse.errors import ConfigError
+from dse.values import put
+from simulators.costs.algorithms import Pattern
+from simulators.costs.collective import collective_cost, collective_seconds, library_cost, machine_ring
+from simulators.costs.collective_paths import PATHS, describe_held
+from simulators.costs.collective_software import (
+    Call,
+    CollectiveSoftware,
+    Question,
+    all_software,
+    existing_software,
+    refusal,
+    software_of,
+)
+from simulators.costs.collective_table import compare_software
+from simulators.hardware.machine import System, tree_of
+from simulators.hardware.network import links
+
+LIBRARIES = ("nccl", "rccl")  # measured laws
+SIZES = 2.0 ** np.arange(8, 32)
+GPUS = list_options("gpu")
+
+
+@functools.cache
+def named(name: str) -> System:
+    return System.model_validate(tree_of(name))
+
+
+@functools.cache
+def all_questions() -> list[tuple[System, Pattern, str]]:
+    """Machines, patterns and names of software that runs there."""
+    return list(questions())
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_a_collective_costs_the_same_by_every_door(data: st.DataObject) -> None:
+    system, pattern, name = data.draw(st.sampled_from(all_questions()))
+    answers = doors(system, pattern, name)
+    for door, seconds in answers.items():
+        np.testing.assert_allclose(
+            seconds, answers["costs"], rtol=1e-12, err_msg=f"{system.name} {pattern} {name}: {door}"
+        )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_more_bytes_more_gpus_and_slower_links_never_take_less_time(data: st.DataObject) -> None:
+    models = [question for question in all_questions() if question[2] not in LIBRARIES]
+    system, pattern, name = data.draw(st.sampled_from(models))
+    checks = monotone_checks(system, pattern, name)
+    assert all(checks.values()), (system.name, pattern, name, checks)
+
+
+@pytest.mark.parametrize("name", list_options("collective"))
+def test_software_names_gpus_sources_and_paths_that_there_are(name: str) -> None:
+    software = software_of(name)
+    assert software is not None and software.name == name
+    assert set(software.gpus) <= set(GPUS)
+    assert set(software.paths) <= set(PATHS)
+    assert all(key in {*software.gpus, "any"} for key in software.latency_s or {})
+    assert all(software_of(alias.partition(":")[0]) is software for alias in software.names)
+
+
+def test_every_machine_of_several_gpus_at_known_links_has_a_library() -> None:
+    for name in ("h100_8", "b200_8", "a100_8", "mi300x_8", "mi355x_8", "l40s_8", "v100_8"):
+        there = existing_software(named(name), Question.of("all_reduce", 2.0**20, named(name).node.num_gpus))
+        assert {"nccl", "rccl"} & set(there), name
+
+
+def test_the_library_is_the_law_that_steps_have_to_the_bit() -> None:
+    for name, library in (("h100_8", "nccl"), ("mi300x_8", "rccl"), ("l40s_8", "nccl")):
+        ring = machine_ring(named(name), 8)
+        for pattern in get_args(Pattern):
+            cost, law = collective_cost(pattern, library, SIZES, ring), library_cost(pattern, SIZES, ring)
+            assert np.array_equal(cost.seconds, law.seconds)
+            assert np.array_equal(cost.wire_bytes, law.wire_bytes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_no_software_sends_faster_than_its_links(data: st.DataObject) -> None:
+    kernels = [question for question in all_questions() if question[2] not in (*LIBRARIES, "xla_nccl")]
+    system, pattern, name = data.draw(st.sampled_from(kernels))
+    cost = collective_cost(pattern, Call(name, within_sizes=False), SIZES, machine_ring(system, system.node.num_gpus))
+    every = sum(float(np.asarray(rate)) for rate in links(system.node).values())
+    assert np.all(cost.wire_bytes <= every * cost.seconds * (1 + 1e-9)), (system.name, pattern, name)
+
+
+def test_one_gpu_has_no_collective() -> None:
+    assert float(collective_seconds(named("h100_8"), "all_reduce", 2.0**20, 1, "multimem")) == 0
+    assert float(collective_seconds(named("h100_8"), "all_gather", 2.0**20, 1, "nccl_copy_engine")) == 0
+
+
+@pytest.mark.parametrize(
+    "system, pattern, gpus, size, name, text",
+    [
+        ("h100_8", "all_reduce", 8, 2.0**20, "nccl_copy_engine", "does not run all_reduce; it runs all_gather"),
+        ("h100_8", "all_reduce", 8, 2.0**20, "custom_one_shot", "takes no more than 256 KiB among 8 GPUs"),
+        ("h100_8", "all_reduce", 8, 2.0**10, "custom_two_shot", "takes no less than 256 KiB among 8 GPUs"),
+        ("h100_8", "all_reduce", 3, 2.0**10, "custom_one_shot", "does not run among 3 GPUs; it runs among 2, 4, 6, 8"),
+        ("h100_8", "all_reduce", 8, 2.0**20, "quick_reduce:int4", "does not run on h100; it runs on mi300x"),
+        ("a100_8", "all_reduce", 8, 2.0**20, "multimem", "does not run on a100"),
+        ("mi300x_8", "all_reduce", 8, 2.0**20, "nccl", "does not run on mi300x"),
+        ("h100_8_ndr", "all_reduce", 16, 2.0**20, "multimem", "does not leave a node"),
+        ("h200_8", "all_reduce", 8, 2.0**20, "xla_nccl", "does not run on h200"),
+    ],
+)
+def test_what_does_not_exist_is_refused_with_what_does(
+    system: str, pattern: Pattern, gpus: int, size: float, name: str, text: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        collective_seconds(named(system), pattern, size, gpus, name)
+    assert text in str(refused.value)
+    assert "here there is " in str(refused.value) and ("nccl" in str(refused.value) or "rccl" in str(refused.value))
+
+
+def test_a_machine_whose_switch_does_not_add_is_refused_by_what_it_lacks() -> None:
+    machine = put(named("h100_8"), "node.in_switch", None)
+    reason = refusal(Call("multimem"), machine, Question.of("all_reduce", 2.0**20, 8))
+    assert reason == "needs a switch that computes all_reduce (node.in_switch)"
+    # NCCL's symmetric kernels load from peers there
+    with_switch, without = (
+        float(collective_seconds(of, "all_reduce", 2.0**28, 8, "nccl_symmetric")) for of in (named("h100_8"), machine)
+    )
+    assert without > with_switch
+
+
+@pytest.mark.parametrize("name, text", [("ncll", "nccl"), ("quick_reduce:int5", "fp16, fp8, int6, int4")])
+def test_a_name_that_is_none_is_refused(name: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        _ = Call(name).software
+
+
+def test_fewer_ctas_are_no_faster_and_a_protocol_for_short_messages_is_no_slower() -> None:
+    machine, sizes = named("b200_8"), 2.0 ** np.arange(10, 28)
+    fewest, most = (
+        collective_seconds(machine, "reduce_scatter", sizes, 2, Call("nccl_symmetric", num_ctas=ctas))
+        for ctas in (8, 64)
+    )
+    assert np.all(fewest >= most) and fewest[-1] > most[-1]
+    software = software_of("nccl_symmetric")
+    assert software is not None
+    without = Call("nccl_symmetric", changed=software.model_copy(update={"short": None}))
+    with_short = collective_seconds(machine, "all_reduce", sizes, 8, "nccl_symmetric")
+    plain = collective_seconds(machine, "all_reduce", sizes, 8, without)
+    assert np.all(with_short <= plain) and with_short[0] < plain[0] and with_short[-1] == plain[-1]
+
+
+def test_messages_both_ways_are_no_faster_and_more_channels_share_large_ones() -> None:
+    one_way, both_ways = (
+        collective_seconds(named("h100_8"), "send_recv", SIZES, 2, Call("xla_nccl", both_ways=ways))
+        for ways in (False, True)
+    )
+    assert np.all(both_ways >= one_way) and both_ways[18] > one_way[18]
+
+
+def test_a_call_tells_what_it_holds() -> None:
+    machine = named("h100_8")
+    assert describe_held(Call("nccl_copy_engine"), machine, 4, "all_gather").startswith("no CTA, 3 copy engines; ")
+    assert describe_held(Call("custom_two_shot"), machine, 8, "all_reduce").startswith("36 CTAs; ")
+    assert describe_held(Call("nccl_symmetric"), machine, 8, "all_reduce").startswith("2 CTAs; ")
+    assert describe_held(Call("nccl_symmetric"), machine, 2, "all_reduce").startswith("64 CTAs; ")
+
+
+def test_the_command_marks_the_fastest_and_tells_why_others_do_not_run() -> None:
+    text = compare_software(["pattern=all_reduce", "bytes=64KiB,64MiB"]).text
+    assert "* the fastest of a size" in text and text.count(" *") >= 2
+    assert "custom_one_shot: takes no more than 256 KiB among 8 GPUs" in text
+    assert "rccl: does not run on h100" in text
+    wide = compare_software(["pattern=all_reduce", "bytes=64MiB", "sizes=any"]).text
+    assert "custom_one_shot: takes" not in wide
+
+
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        (["pattern=all_reduce", "gpus=9"], "is no group of a node of h100_8, which has 8"),
+        (["pattern=all_sum"], "pattern"),
+        (["pattern=all_reduce", "bytes=1 GHz"], "bytes"),
+        (["pattern=all_reduce", "system=m40", "gpus=two"], "gpus"),
+        ([], "pattern"),
+    ],
+)
+def test_the_command_refuses_what_it_does_not_understand(
+    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["machine", "libraries", *words]) == 2
+    shown = capsys.readouterr()
+    assert text in shown.out + shown.err
+
+
+def test_software_with_other_constants_is_costed_without_a_file() -> None:
+    software = software_of("symm_mem_two_shot")
+    assert software is not None
+    mine = software.model_copy(update={"name": "mine", "latency_s": {"any": 1e-6}})
+    call = replace(Call("symm_mem_two_shot"), changed=CollectiveSoftware.model_validate(mine.model_dump()))
+    faster, shipped = (collective_seconds(named("h100_8"), "all_reduce", SIZES, 8, by) for by in (call, call.name))
+    assert np.all(faster < shipped)
+    assert len(list(all_software())) == len(list_options("collective"))
