@@ -10,6 +10,9 @@ With a folder of measured tables, all rows are judged that no constant was fitte
     xla_collectives_median  median relative error of XLA's tables, from 64 KiB on (MI300X: from 64 MiB, less its floor);
                             also by GPU
 
+    gemm_with_collective_median  median relative error of whole operations, serial and overlapped, by implementations of
+                            overlap; `pays_right`: share of those in which overlap pays, or loses, by us as measured
+
 Without one, the models alone:
 
     unequal_costs           questions (machine, pattern, software, size) to which two doors answer differently
@@ -31,6 +34,7 @@ import numpy as np
 
 from dse.config.options import list_options
 from dse.values import put
+from dse_calibration.overlap_measured.gemm_collective import predict_overlap
 from simulators.costs.algorithms import Pattern
 from simulators.costs.collective import collective_cost, collective_seconds, machine_ring
 from simulators.costs.collective_paths import path_of
@@ -40,7 +44,7 @@ from simulators.costs.transfer import TransferMode, alone, is_measured, library_
 from simulators.hardware.machine import System, tree_of
 from simulators.hardware.network import Pattern as LinkPattern
 from simulators.steps.operators.work import Exchange, collective
-from validation.library_rows import FROM_BYTES, XLA_GPUS, LibraryRow, counts, read_libraries, read_xla
+from validation.library_rows import FROM_BYTES, XLA_GPUS, LibraryRow, counts, read_gemms, read_libraries, read_xla
 
 SIZES = 2.0 ** np.arange(10, 31)
 _NEAR = 1e-12
@@ -131,6 +135,23 @@ def against_xla(folder: Path) -> dict[str, Any]:
             pattern: median(row for row in every if row.pattern == pattern)
             for pattern in sorted({row.pattern for row in every})
         },
+    }
+
+
+def against_gemms(folder: Path) -> dict[str, Any]:
+    """Figures of whole operations, one GEMM and its collective."""
+    rows = [predict_overlap(cells) for cells in read_gemms(folder)]
+    members = [row for row in rows if not row.fitted]
+    errors = [
+        abs(predicted / measured - 1)
+        for row in members
+        for predicted, measured in zip(row.predicted, row.measured[:2], strict=True)
+        if measured is not None
+    ]
+    return {
+        "gemm_with_collective_rows": len(members),
+        "gemm_with_collective_median": float(np.median(errors)),
+        "gemm_with_collective_pays_right": float(np.mean([row.right_sign for row in members])),
     }
 
 
@@ -244,6 +265,7 @@ def figures(folder: Path | None) -> dict[str, Any]:
     if folder is not None:
         result |= against_libraries(folder)
         result |= against_xla(folder)
+        result |= against_gemms(folder)
     count, apart = unequal()
     result |= {"cost_questions": count, "unequal_costs": len(apart), "unequal": apart}
     count, broken = monotone()

@@ -31,6 +31,13 @@ def test_collectives_that_xla_calls(shared: Callable[[str], Path]) -> None:
     assert all(median <= 0.12 for median in figures["xla_by_gpu"].values())
 
 
+def test_gemms_with_their_collective(shared: Callable[[str], Path]) -> None:
+    figures = libraries.against_gemms(shared("data"))
+    assert figures["gemm_with_collective_rows"] >= 20
+    assert figures["gemm_with_collective_median"] <= 0.15
+    assert figures["gemm_with_collective_pays_right"] >= 0.85
+
+
 def test_constants_were_fitted_on_few_rows_of_each_source(shared: Callable[[str], Path]) -> None:
     data, by_source = shared("data"), Counter[str]()
     for software in all_software():
