@@ -39,7 +39,7 @@ from simulators.costs.algorithms import Pattern
 from simulators.costs.collective import collective_cost, collective_seconds, machine_ring
 from simulators.costs.collective_paths import path_of
 from simulators.costs.collective_software import Call, Question, all_software, refusal
-from simulators.costs.collective_table import table_seconds
+from simulators.costs.collective_table import LibrariesRequest, software_row
 from simulators.costs.transfer import TransferMode, alone, is_measured, library_cus
 from simulators.hardware.machine import System, tree_of
 from simulators.hardware.network import Pattern as LinkPattern
@@ -186,7 +186,7 @@ def doors(system: System, pattern: Pattern, name: str) -> dict[str, Any]:
         "costs": collective_cost(pattern, call, SIZES, group, element_bytes=2).seconds,
         "one by one": [float(collective_seconds(system, pattern, size, gpus, call)) for size in SIZES],
         "machine": collective_seconds(system, pattern, SIZES, gpus, call),
-        "table": table_seconds(system, pattern, SIZES, gpus, call),
+        "table": software_row(system, LibrariesRequest(pattern=pattern, bytes=tuple(SIZES)), gpus, call).seconds,
     }
     if name in ("nccl", "rccl"):
         work = Exchange(pattern, SIZES, "tp")

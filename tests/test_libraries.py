@@ -79,7 +79,7 @@ def test_software_names_gpus_sources_and_paths_that_there_are(name: str) -> None
 
 
 def test_every_machine_of_several_gpus_at_known_links_has_a_library() -> None:
-    for name in ("h100_8", "b200_8", "a100_8", "mi300x_8", "mi355x_8", "l40s_8", "v100_8"):
+    for name in ("h100_8", "b200_8", "a100_8", "mi300x_8", "mi355x_8", "l40s_8", "v100_8", "m40", "p100"):
         there = existing_software(named(name), Question.of("all_reduce", 2.0**20, named(name).node.num_gpus))
         assert {"nccl", "rccl"} & set(there), name
 
@@ -119,6 +119,7 @@ def test_one_gpu_has_no_collective() -> None:
         ("a100_8", "all_reduce", 8, 2.0**20, "multimem", "does not run on a100"),
         ("mi300x_8", "all_reduce", 8, 2.0**20, "nccl", "does not run on mi300x"),
         ("h100_8_ndr", "all_reduce", 16, 2.0**20, "multimem", "does not leave a node"),
+        ("h100_8", "all_reduce", 16, 2.0**20, "nccl", "needs a network between nodes"),
         ("h200_8", "all_reduce", 8, 2.0**20, "xla_nccl", "does not run on h200"),
     ],
 )
@@ -128,7 +129,9 @@ def test_what_does_not_exist_is_refused_with_what_does(
     with pytest.raises(ConfigError) as refused:
         collective_seconds(named(system), pattern, size, gpus, name)
     assert text in str(refused.value)
-    assert "here there is " in str(refused.value) and ("nccl" in str(refused.value) or "rccl" in str(refused.value))
+    way = "no software is known here" if "network" in text else "here there is "
+    assert way in str(refused.value)
+    assert "network" in text or "nccl" in str(refused.value) or "rccl" in str(refused.value)
 
 
 def test_a_machine_whose_switch_does_not_add_is_refused_by_what_it_lacks() -> None:
@@ -140,6 +143,11 @@ def test_a_machine_whose_switch_does_not_add_is_refused_by_what_it_lacks() -> No
         float(collective_seconds(of, "all_reduce", 2.0**28, 8, "nccl_symmetric")) for of in (named("h100_8"), machine)
     )
     assert without > with_switch
+
+
+def test_a_machine_of_one_gpu_has_no_collectives() -> None:
+    with pytest.raises(ConfigError, match="one GPU has no collectives"):
+        collective_seconds(named("vega_fe"), "all_reduce", 2.0**20, 2, "rccl")
 
 
 @pytest.mark.parametrize("name, text", [("ncll", "nccl"), ("quick_reduce:int5", "fp16, fp8, int6, int4")])

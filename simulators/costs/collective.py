@@ -32,6 +32,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dse.errors import ConfigError, Problem
 from dse.values import Memo
 from simulators.costs.algorithms import ALGORITHMS, Pattern, traffic
 from simulators.costs.collective_paths import path_of, software_seconds, software_traffic
@@ -142,9 +143,9 @@ def collective_cost(
     Raises ValueError for a reduction by engines that cannot add, for a switch that does not compute the collective, and
     for an unknown algorithm; ConfigError for software that does not run the collective.
     """
-    if isinstance(algorithm, Call) or (algorithm not in (*ALGORITHMS, "in_switch") and is_software(algorithm)):
-        call = algorithm if isinstance(algorithm, Call) else Call(algorithm)
+    if (call := call_of(algorithm)) is not None:
         return _by_software(call, pattern, payload_bytes, group, element_bytes=element_bytes)
+    assert isinstance(algorithm, str)  # no call
     if algorithm == "in_switch":
         return _in_switch(pattern, payload_bytes, group, element_bytes=element_bytes)
     if pattern in _REDUCES and not group.computes:
@@ -166,6 +167,14 @@ def collective_cost(
     # sent bytes are read, as many received ones written, and local operands read
     columns = np.broadcast_arrays(steps + 0 * wire, wire, added / element_bytes, 2 * wire + added, seconds)
     return CollectiveCost(*(np.asarray(column, float) for column in columns))
+
+
+def call_of(algorithm: str | Call) -> Call | None:
+    """The call of software that a name stands for; None for an algorithm, and for a name of neither."""
+    if isinstance(algorithm, Call):
+        return algorithm
+    is_algorithm = algorithm in ALGORITHMS or algorithm == "in_switch"
+    return Call(algorithm) if not is_algorithm and is_software(algorithm) else None
 
 
 def library_cost(pattern: Pattern, payload_bytes: ArrayLike, group: Group, *, element_bytes: int = 4) -> CollectiveCost:
@@ -205,9 +214,11 @@ def collective_seconds(
 ) -> Floats:
     """Time [s] of a collective among GPUs of a machine, by software of `conf/collective` or an algorithm.
 
-    Raises ConfigError where the software does not run it there, and names software that does; ValueError as
-    `collective_cost`.
+    Raises ConfigError for a single GPU without a node, and where the software does not run the collective there, with
+    the software that does; ValueError as `collective_cost`.
     """
+    if machine.node is None:
+        raise ConfigError([Problem("system.node", "is missing: one GPU has no collectives", way_out="add a node")])
     group = machine_ring(machine, num_gpus)
     return collective_cost(pattern, implementation, payload_bytes, group, element_bytes=2).seconds
 

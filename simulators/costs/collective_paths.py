@@ -190,5 +190,6 @@ def describe_held(call: Call, machine: System, num_gpus: int, pattern: Pattern) 
         engines = int(np.min([np.max(np.asarray(machine.gpu.dma.num_engines)), num_gpus - 1]))
         return f"no CTA, {engines} copy engines; {software.buffers}"
     has_ctas = path.ctas is not None or call.num_ctas is not None or machine.gpu.cu_copy is not None
-    ctas = f"{ctas_of(call, path, machine, question)} CTAs" if has_ctas else "CTAs (not known)"
+    count = ctas_of(call, path, machine, question) if has_ctas else 0
+    ctas = f"{count} CTA{'s' if count > 1 else ''}" if has_ctas else "CTAs (not known)"
     return f"{ctas}; {software.buffers}"

@@ -233,8 +233,8 @@ def _refusals(call: Call, machine: System, question: Question) -> Iterator[str]:
     if node is None:
         yield "needs a node; this machine has one GPU"
         return
-    if node.topology not in software.topologies:
-        yield f"does not run across {node.topology or 'unknown links'}; it runs across {_listed(software.topologies)}"
+    if node.topology is not None and node.topology not in software.topologies:
+        yield f"does not run across {node.topology}; it runs across {_listed(software.topologies)}"
     if not software.across_nodes and np.any(question.num_nodes > 1):
         yield "does not leave a node"
     if np.any(question.num_gpus > np.asarray(node.num_gpus) * question.num_nodes):
@@ -252,8 +252,11 @@ def _lacks(software: CollectiveSoftware, machine: System, question: Question) ->
     paths, gpu, laws = software.paths, machine.gpu, software.calls or {}
     if "calls" in paths and gpu.name not in laws:
         yield f"was measured on {_listed(laws)} alone"
-    if machine.node.library is None:
+    library = machine.node.library
+    if library is None:
         yield "needs node.library: rates of collectives"
+    elif library.network_bytes_per_s is None and np.any(question.num_nodes > 1):
+        yield "needs a network between nodes (system.fabric)"
     if paths.keys() <= {"calls", "library"}:
         return
     if not has_links(machine) or (software.engines and gpu.dma is None):

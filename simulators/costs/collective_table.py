@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from dse.errors import Problems, pairs, validate_as
 from dse.errors.parsing import whole_number
@@ -88,16 +88,9 @@ def software_row(machine: System, request: LibrariesRequest, gpus: int, call: Ca
     runs = [index for index, reason in enumerate(reasons) if reason is None]
     if runs:
         sizes = np.asarray(request.bytes, float)[runs]
-        seconds[runs] = table_seconds(machine, request.pattern, sizes, gpus, call)
+        seconds[runs] = collective_seconds(machine, request.pattern, sizes, gpus, call)
     holds = describe_held(call, machine, gpus, request.pattern) if runs else ""
     return SoftwareRow(call.name, seconds, holds, "; ".join(dict.fromkeys(filter(None, reasons))))
-
-
-def table_seconds(
-    machine: System, pattern: Pattern, num_bytes: ArrayLike, gpus: int, call: Call
-) -> NDArray[np.float64]:
-    """Times [s] of the table: those of `simulators.costs.collective.collective_seconds`."""
-    return collective_seconds(machine, pattern, num_bytes, gpus, call)
 
 
 def _parts(machine: System, request: LibrariesRequest, gpus: int, rows: Sequence[SoftwareRow]) -> list[Table | str]:
