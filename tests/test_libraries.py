@@ -196,9 +196,16 @@ def test_the_command_marks_the_fastest_and_tells_why_others_do_not_run() -> None
     assert "custom_one_shot: takes" not in wide
 
 
+def test_the_command_shows_each_constant_with_its_source() -> None:
+    text = compare_software(["show=nccl_symmetric"]).text
+    assert "9.23 GB/s" in text and "5.32 µs" in text and "fitted on 3 measured rows" in text and "refuses " in text
+
+
 @pytest.mark.parametrize(
     "words, text",
     [
+        (["show=ncll"], "is no software of collectives"),
+        (["show=nccl", "gpus=8"], "is not understood here"),
         (["pattern=all_reduce", "gpus=9"], "is no group of a node of h100_8, which has 8"),
         (["pattern=all_sum"], "pattern"),
         (["pattern=all_reduce", "bytes=1 GHz"], "bytes"),

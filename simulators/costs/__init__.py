@@ -13,10 +13,11 @@ from dse.plugins import Command
 COMMANDS = {
     "machine libraries": Command(
         "simulators.costs.collective_table:compare_software",
-        "machine libraries pattern=<name> [system=h100_8] [gpus=8] [bytes=1MiB,64MiB]",
+        "machine libraries pattern=<name> | show=<software> [system=h100_8] [gpus=8] [bytes=1MiB,64MiB]",
         "compare software of collectives on a machine: times by size, what each holds, and why others do not run",
         {
             "pattern": "all_gather, reduce_scatter, all_reduce, all_to_all, broadcast or send_recv",
+            "show": "in place of it: software, of which all constants are shown with their sources",
             "system": "machine (h100_8)",
             "gpus": "GPUs of one node; default: all",
             "bytes": "of a GPU's larger buffer, one or several (256KiB,1MiB,4MiB,16MiB,64MiB,256MiB)",
@@ -25,6 +26,7 @@ COMMANDS = {
         (
             "machine libraries pattern=all_reduce system=h100_8",
             "machine libraries pattern=all_gather system=b200_8 gpus=4 bytes=8MiB",
+            "machine libraries show=nccl_symmetric",
         ),
     ),
 }

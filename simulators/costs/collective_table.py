@@ -1,7 +1,7 @@
 """`machine libraries`: software of collectives on a machine: its time by size, what it holds, and why it does not run.
 
 The fastest of a size is marked with `*`. A size that software leaves to other software by default has no time, unless
-`sizes=any`.
+`sizes=any`. `show=<software>` lists the constants of one with their sources.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dse.errors import Problems, pairs, validate_as
 from dse.errors.parsing import whole_number
 from dse.results.run_folder import CommandAnswer
 from dse.values import Frozen
-from dse.values.units import Bytes, Integer, with_prefix
+from dse.values.units import Bytes, Integer, quantity_text, with_prefix
 from simulators.costs.algorithms import Pattern
 from simulators.costs.collective import collective_seconds
 from simulators.costs.collective_paths import describe_held
-from simulators.costs.collective_software import Call, Question, all_software, refusal
+from simulators.costs.collective_software import Call, CollectiveSoftware, Question, all_software, refusal
 from simulators.hardware.machine import System, tree_of
 
 if TYPE_CHECKING:
@@ -54,7 +54,9 @@ class SoftwareRow:
 
 
 def compare_software(words: Sequence[str]) -> CommandAnswer:
-    """`machine libraries pattern=<name> [system=] [gpus=] [bytes=] [sizes=]`. Raises ConfigError."""
+    """`machine libraries pattern=<name> [system=] [gpus=] [bytes=] [sizes=] | show=<software>`. Raises ConfigError."""
+    if any(word.startswith("show=") for word in words):
+        return CommandAnswer(Path(), tuple(_constants(Call(pairs(words, {"show": ""})["show"]).software)))
     options = pairs(words, {"pattern": "", "system": "h100_8", "bytes": SIZES}, optional=["gpus", "sizes"])
     tree: dict[str, Any] = {name: options[name] for name in ("pattern", "gpus", "sizes") if name in options}
     if (count := whole_number(tree.get("gpus", ""))) is not None:
@@ -69,6 +71,33 @@ def compare_software(words: Sequence[str]) -> CommandAnswer:
     check.done()
     rows = software_rows(machine, request, gpus)
     return CommandAnswer(Path(), tuple(_parts(machine, request, gpus, rows)))
+
+
+def _constants(software: CollectiveSoftware) -> list[Table | str]:
+    """What software is, and each of its constants with the source."""
+    from rich.table import Table
+
+    shown = Table()
+    for name in ("constant", "value", "known", "source"):
+        shown.add_column(name, overflow="fold")
+    above = ("", "")
+    for path, value, kind, source in software.facts_below(""):
+        constant = path.removeprefix(".")
+        if not constant.startswith("fitted_on"):
+            text = quantity_text(value, _unit_path(constant)) if isinstance(value, (int, float)) else str(value)
+            shown.add_row(constant, text, *(("", "") if (kind, source) == above else (kind, source)))
+            above = kind, source
+    rows = f"; fitted on {len(software.fitted_on)} measured rows" if software.fitted_on else ""
+    head = f"{software.name}: {software.description} ({software.versions}){rows}"
+    runs = f"runs {', '.join(software.patterns)} on {', '.join(software.gpus)}, across {', '.join(software.topologies)}"
+    refuses = [f"refuses {software.refuses}"] if software.refuses else []
+    return [head, runs, f"holds {software.buffers}", *refuses, shown]
+
+
+def _unit_path(path: str) -> str:
+    """The path whose last name says the unit: of a value by GPU, that of the table which it is in."""
+    above, _, last = path.rpartition(".")
+    return above if above.endswith("_s") and "_" not in last else path
 
 
 def software_rows(machine: System, request: LibrariesRequest, gpus: int) -> list[SoftwareRow]:
