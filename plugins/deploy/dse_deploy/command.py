@@ -22,6 +22,7 @@ from dse_deploy.manifests import manifest_kind, script_of
 from dse_deploy.reading import read, settings_of
 from dse_deploy.settings import Setting, SettingsFile, Tool, Written, tools, write
 from dse_deploy.shell import split_documents
+from dse_deploy.step_files import STEP_FORMATS, write_step_file
 from simulators.steps.overlap.implementations import implementation
 from simulators.steps.overlap.sites import SERIAL, place_of
 from studies.plan.plan_file import SECTIONS, Plan, put_in
@@ -30,8 +31,11 @@ from studies.plan.plan_file import SECTIONS, Plan, put_in
 _MOST_BYTES = 1 << 20
 
 
-def settings_import(words: Sequence[str]) -> int:
-    """`settings import settings=<file> from=<tool> [model=<name> system=<name>] [parallel.tp=8 ...]`: read settings."""
+def settings_import(words: Sequence[str], facts: ModelFacts = UNKNOWN) -> int:
+    """`settings import settings=<file> from=<tool> [model=<name> system=<name>] [parallel.tp=8 ...]`: read settings.
+
+    facts: of the step that is named.
+    """
     from dse.results import report
 
     chosen, overrides = option_words(words)
@@ -43,14 +47,14 @@ def settings_import(words: Sequence[str]) -> int:
     if tool.files[0].format == "msccl" and not launch:
         keep(out, plugins.load("format", "msccl").plan(path))
     else:
-        settings = read(texts_of(tool, path, launch), with_words({}, overrides), launch=launch)
+        settings = read(texts_of(tool, path, launch), with_words({}, overrides), launch=launch, model=facts)
         # a plan of nothing but what was typed would be judged as if the file had been read
         if not settings.unmodelled and (not settings.has_own or settings.plan == with_words({}, overrides)):
             raise ConfigError([_holds_nothing(tool, path)])
         # what changes a step and is not modelled goes into the plan, so that every later answer repeats it
         counting = [*settings.unmodelled, *(unread for unread in settings.unread if _changes(unread, tool))]
         notes = {"unread": [f"{path.name}: {unread}" for unread in counting]} if counting else {}
-        text = yaml.safe_dump({"tool": name, **notes, **settings.plan}, sort_keys=False)
+        text = yaml.safe_dump({"tool": tool.like or name, **notes, **settings.plan}, sort_keys=False)
         keep(out, text)
         for unread in counting:
             console.print(f"changes a step, and is not modelled: {unread}", soft_wrap=True, highlight=False)
@@ -121,18 +125,25 @@ def write_all(tool: Tool, plan: Plan, name: str, model: ModelFacts = UNKNOWN) ->
     # the tool does these by itself: a setting would repeat them
     if own_sites:
         sayable["sites"] = {site: text for site, text in sayable["sites"].items() if site not in own_sites}
-    return {file.name: write(file, sayable, head, model) for file in tool.files}
+    parts = dict[str, Written]()
+    for file in tool.files:
+        of_step = file.format in STEP_FORMATS
+        parts[file.name] = (write_step_file if of_step else write)(file, sayable, head, model)
+    return parts
 
 
-def nearest(tool: Tool, plan: Plan, written: Mapping[str, Written]) -> dict[str, Any]:
-    """The plan that the files of a tool say, with what the tool does by itself at sites that they leave serial."""
+def nearest(tool: Tool, plan: Plan, written: Mapping[str, Written], model: ModelFacts = UNKNOWN) -> dict[str, Any]:
+    """The plan that the files of a tool say, with what the tool does by itself at sites that they leave serial.
+
+    model: facts of the step that they were written for.
+    """
     texts = [(file, written[file.name].text) for file in tool.files]
     named: dict[str, Any] = {}
     for path in ("parallel.tp", *tool.follows):  # which settings leave open
         if (value := get_path(plan, path)) is not None:
             put_in(named, path, value)
     # written and read again: what comes back is what the tool can express
-    nearest_plan = dict(read(texts, named).plan)
+    nearest_plan = dict(read(texts, named, model=model).plan)
     for site, text in tool.own_sites(plan).items():
         if get_path(nearest_plan, f"sites.{site}") in (None, SERIAL):
             put_in(nearest_plan, f"sites.{site}", text)
@@ -185,6 +196,8 @@ def texts_of(tool: Tool, path: Path, launch: int) -> list[tuple[SettingsFile, st
         raise ConfigError([Problem("settings", "holds no file of the tool", str(path), way)])
     text = _text(path)
     file, text = _file_of(tool, path, text)
+    if file.format in STEP_FORMATS:
+        return [(file.model_copy(update={"name": path.name}), text)]
     if file.format != "arguments":
         return [(file, text)]
     named = list(_named_files(tool, path, settings_of(file, text, launch), text))

@@ -16,7 +16,7 @@ from dse.results.run_folder import CommandAnswer, writable
 from dse.results.words import cell
 from dse.space import get_path
 from dse_deploy.command import is_of_plan, keep, nearest, tool_named, with_words, write_all
-from dse_deploy.facts import ModelFacts
+from dse_deploy.facts import UNKNOWN, ModelFacts
 from dse_deploy.planned_step import (
     BESIDE_A_PLAN,
     DEGREES,
@@ -27,6 +27,7 @@ from dse_deploy.planned_step import (
 )
 from dse_deploy.serving_plan import ServingFiles, serving_tree
 from dse_deploy.settings import Tool, Written, tools, usual
+from dse_deploy.step_files import STEP_FORMATS, read_step_file
 from simulators.steps.overlap.sites import SERIAL, SITES
 from simulators.steps.plan.choices import OFF
 from studies.plan.judged import site_seconds
@@ -86,8 +87,8 @@ def _export_plan(name: str, file: Path, words: Sequence[str]) -> ToolFiles:
     # settings that make the step slower on this tool are left out, and reported
     written_plan, left_out = by_tool.without_losses(plan)
     by_tool.check_memory(written_plan)
-    written = write_all(tools()[name], written_plan, file.name, ModelFacts.of(step.tree))
-    return ToolFiles(name, plan, written_plan, written, step, planned, left_out)
+    written = write_all(tools()[name], written_plan, file.name, by_tool.facts)
+    return ToolFiles(name, plan, written_plan, written, step, planned, left_out, by_tool.facts)
 
 
 def _check_beside(words: Sequence[str]) -> None:
@@ -102,7 +103,7 @@ def _check_beside(words: Sequence[str]) -> None:
 @dataclass(frozen=True)
 class ToolFiles:
     """A plan in the files of a tool. reduced: what of it is written. step: that the plan is of, where that is known;
-    planned: its tree with the plan. left_out: settings without which the step is faster.
+    planned: its tree with the plan. left_out: settings without which the step is faster. facts: of the step.
     """
 
     tool: str
@@ -112,22 +113,34 @@ class ToolFiles:
     step: PlannedStep | None = None
     planned: Mapping[str, Any] = field(default_factory=dict)
     left_out: Sequence[LeftOut] = ()
+    facts: ModelFacts = UNKNOWN
 
 
 def answer(exported: ToolFiles) -> Iterator[Table | str]:
     """Yield the settings, what each says, what the step takes with them, and what the tool cannot say."""
     tool, plan = tools()[exported.tool], exported.plan
     yield _settings_table(exported.written)
-    reached_plan, by_itself = nearest(tool, exported.reduced, exported.written), dict[str, Any](tool.values)
+    reached_plan = nearest(tool, exported.reduced, exported.written, exported.facts)
+    by_itself = dict[str, Any](tool.values)
     if exported.step is not None:
         yield from _times(exported, reached_plan)
         tree = exported.step.by(exported.tool, reached_plan, exported.planned)
         by_itself = {path: get_path(tree, path) for path in by_itself}  # as far as the machine can
     else:
         yield "times: the plan's step is not known here; name it with model=<name> system=<name> run.mode=<mode>"
+    yield from _of_collectives(tool, exported)
     # a choice is without a word only if no file of the tool has one
     unsaid = frozenset.intersection(*(part.unsaid for part in exported.written.values()))
     yield from _differences(tool, plan, reached_plan, unsaid, by_itself)
+
+
+def _of_collectives(tool: Tool, exported: ToolFiles) -> Iterator[str]:
+    """Yield collectives that files of single ones have no setting for, and what they change beside the plan."""
+    for file in tool.files:
+        if file.format in STEP_FORMATS:
+            yield from STEP_FORMATS[file.format].left_out(exported.facts)
+            read = read_step_file(file, exported.written[file.name].text, exported.facts, {})
+            yield from (f"changes a step, and is not modelled: {text}" for text in read.unmodelled)
 
 
 def _settings_table(written: Mapping[str, Written]) -> Table:
@@ -138,7 +151,8 @@ def _settings_table(written: Mapping[str, Written]) -> Table:
         shown.add_column(name)
     for part in written.values():
         for row in part.rows:
-            value = row.value if isinstance(row.value, str | int | float) else _compact(row.value.tree)
+            tree = getattr(row.value, "tree", row.value)
+            value = tree if isinstance(tree, str | int | float) else _compact(tree)
             # a flag for all sites would fill the column
             paths = " ".join(row.paths) if len(row.paths) < 3 else f"{len(row.paths)} sites"
             shown.add_row(row.name, str(value), paths, row.meaning)

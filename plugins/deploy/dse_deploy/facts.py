@@ -10,16 +10,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from dse.space import get_path
+from dse_deploy.step_calls import Call
 from studies.plan.plan_file import Plan
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What settings need of a model: layers, and whether it has experts and latent attention; None where unknown."""
+    """What settings need of a model: layers, and whether it has experts and latent attention; None where unknown.
+
+    calls: collectives of its step, none where no step is known. gpu: name of the GPU; num_cus: of it.
+    """
 
     layers: int | None = None
     experts: bool = False
     latent: bool = False
+    calls: tuple[Call, ...] = ()
+    gpu: str = ""
+    num_cus: int = 0
 
     @classmethod
     def of(cls, tree: Mapping[str, Any] | None) -> ModelFacts:

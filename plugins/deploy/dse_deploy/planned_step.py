@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from dse.space import get_path
 from dse_deploy.command import nearest, write_all
 from dse_deploy.facts import ModelFacts
 from dse_deploy.settings import Written, tools
+from dse_deploy.step_calls import calls_of
+from dse_deploy.step_files import STEP_FORMATS
 from simulators.steps.backend import StepBackend
 from simulators.steps.plan.choices import OFF
 from simulators.steps.plan.given_plan import GivenPlan, ToolDefaults, given_tree, serial_tree, with_values
@@ -146,6 +148,12 @@ class PlannedStep:
         """Tree of the planned step with nothing overlapped; None where rules forbid it."""
         return serial_tree(planned, self.backend.steps, self.typed)
 
+    def facts(self, tree: Mapping[str, Any]) -> ModelFacts:
+        """Facts of the model, the GPU and the collectives of a tree of the step. Raises ConfigError."""
+        machine = self.backend.design(tree).system
+        calls = calls_of(self.step(tree), machine)
+        return replace(ModelFacts.of(tree), calls=calls, gpu=str(machine.gpu.name), num_cus=int(machine.gpu.num_cus))
+
     def step(self, tree: Mapping[str, Any]) -> Iteration:
         """The iteration of a tree. Raises ConfigError where it breaks a rule."""
         design = self.backend.design(tree)
@@ -236,17 +244,23 @@ class ToolPlan:
         return taken <= room or not self._planned_fits
 
     @cached_property
+    def facts(self) -> ModelFacts:
+        """Facts of the planned step; of its collectives for a tool alone whose files are of them."""
+        of_step = any(file.format in STEP_FORMATS for file in tools()[self.tool].files)
+        return self.step.facts(self.planned) if of_step else ModelFacts.of(self.step.tree)
+
+    @cached_property
     def _planned_fits(self) -> bool:
         taken, room = self.step.memory(self.planned)
         return taken <= room
 
     def tree(self, plan: Plan) -> dict[str, Any]:
         """Tree of the step as the tool would run the files for a plan."""
-        by_tool = nearest(tools()[self.tool], plan, self._files(plan))
+        by_tool = nearest(tools()[self.tool], plan, self._files(plan), self.facts)
         return self.step.by(self.tool, by_tool, self.planned)
 
     def _files(self, plan: Plan) -> dict[str, Written]:
-        return write_all(tools()[self.tool], plan, "plan", ModelFacts.of(self.step.tree))
+        return write_all(tools()[self.tool], plan, "plan", self.facts)
 
     def _names(self, plan: Plan, paths: frozenset[str]) -> list[str]:
         rows = (row for part in self._files(plan).values() for row in part.rows)

@@ -13,9 +13,11 @@ from dse.space import get_path
 from dse_deploy.arguments import Values, plain, scalar
 from dse_deploy.deepspeed import deepspeed_values
 from dse_deploy.derived import LAUNCHED, derive, open_facts
+from dse_deploy.facts import UNKNOWN, ModelFacts
 from dse_deploy.launches import LAUNCH, script_values
 from dse_deploy.settings import BY_LAYER, Setting, SettingsFile, tp_of
 from dse_deploy.shell import is_open, read_script
+from dse_deploy.step_files import STEP_FORMATS, read_step_file
 from dse_deploy.torchtitan import torchtitan_values
 from dse_deploy.user_buffers import is_of_a_site, read_layers, sites_of
 from studies.plan.plan_file import SECTIONS, Plan, check_plan, flattened, put_in
@@ -85,11 +87,13 @@ class _Plan:
         return True
 
 
-def read(files: Sequence[tuple[SettingsFile, str]], plan: Plan, *, launch: int = 0) -> ReadSettings:
+def read(
+    files: Sequence[tuple[SettingsFile, str]], plan: Plan, *, launch: int = 0, model: ModelFacts = UNKNOWN
+) -> ReadSettings:
     """The plan that files with their texts say, beside what one says already. Raises ConfigError.
 
     Layers of user buffers count before options that say of all sites whether they overlap. launch: the number of one
-    among those of a script; 0 where there is one.
+    among those of a script; 0 where there is one. model: facts of the step that is named.
     """
     if launch and all(file.format != _SCRIPT for file, _ in files):
         raise ConfigError([Problem(LAUNCH, "is of launch scripts, and this is none", launch, "leave it out")])
@@ -100,7 +104,8 @@ def read(files: Sequence[tuple[SettingsFile, str]], plan: Plan, *, launch: int =
         if not text.strip():
             raise ConfigError([Problem("settings", "is empty", file.name)])
         # layers are read after the facts that they need
-        for name, value, setting in [] if file.format == "user_buffers" else settings_of(file, text, launch):
+        others = file.format == "user_buffers" or file.format in STEP_FORMATS
+        for name, value, setting in [] if others else settings_of(file, text, launch):
             gathered.add(name, value, setting)
     possible = {setting.fact for file, _ in files for setting in file.settings}
     if gathered.open_values:
@@ -110,8 +115,13 @@ def read(files: Sequence[tuple[SettingsFile, str]], plan: Plan, *, launch: int =
     for text in by_layer:
         unread += _read_layers(text, result)
     unread += _read_sites(gathered.of_sites, result, has_layers=bool(by_layer))
+    of_step = [(file, text) for file, text in files if file.format in STEP_FORMATS]
+    for file, text in of_step:
+        read_file = read_step_file(file, text, model, result)
+        unread += read_file.unread
+        gathered.unmodelled += read_file.unmodelled
     check_plan({name: entries for name, entries in result.items() if name in SECTIONS})
-    return ReadSettings(result, unread, gathered.unmodelled, gathered.has_own or bool(by_layer))
+    return ReadSettings(result, unread, gathered.unmodelled, gathered.has_own or bool(by_layer or of_step))
 
 
 def settings_of(file: SettingsFile, text: str, launch: int = 0) -> Iterator[tuple[str, Any, Setting | None]]:

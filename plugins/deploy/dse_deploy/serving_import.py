@@ -10,8 +10,12 @@ import yaml
 from dse.errors import ConfigError, Problem, pairs
 from dse.results import report
 from dse_deploy import command
+from dse_deploy.facts import UNKNOWN, ModelFacts
 from dse_deploy.launches import LAUNCH
+from dse_deploy.planned_step import PlannedStep
 from dse_deploy.serving_plan import read_serving
+from dse_deploy.settings import tools
+from dse_deploy.step_files import STEP_FORMATS
 
 SERVING = "serving"
 """Option: the settings are of engines that serve, not of a step."""
@@ -26,7 +30,19 @@ def settings_import(words: Sequence[str]) -> int:
     if typed.get(SERVING, "false") not in ("true", "false"):
         raise ConfigError([Problem(SERVING, "is not true or false", typed[SERVING], "leave it out for a step")])
     words_of_step = [word for word in words if word.partition("=")[0] != SERVING]
-    return _import_serving(words_of_step) if typed.get(SERVING) == "true" else command.settings_import(words_of_step)
+    if typed.get(SERVING) == "true":
+        return _import_serving(words_of_step)
+    return command.settings_import(words_of_step, _step_facts(typed.get("from", ""), words_of_step))
+
+
+def _step_facts(name: str, words: Sequence[str]) -> ModelFacts:
+    """Facts of the step that is named beside settings of single collectives; nothing is known without a model."""
+    of_step = name in tools() and any(file.format in STEP_FORMATS for file in tools()[name].files)
+    named = [word for word in words if command.is_of_plan(word) or word.partition("=")[0] in command.OF_STEP]
+    if not of_step or not all(any(word.startswith(f"{part}=") for word in named) for part in command.OF_STEP):
+        return UNKNOWN
+    step = PlannedStep.of(Path(), named)
+    return UNKNOWN if step is None else step.facts(step.tree)
 
 
 def _import_serving(words: Sequence[str]) -> int:

@@ -211,11 +211,18 @@ def _same(one: Any, other: Any) -> bool:
     return str(one).lower() == str(other).lower()
 
 
+Format = (
+    Literal["arguments", "yaml", "environment", "python", "user_buffers", "msccl", "toml", "deepspeed"]
+    | Literal["nccl_tuner", "rccl_tuner", "megatron_communicators", "process_groups", "iris"]
+)
+"""Formats of files; the second row is of single collectives or communicators (`step_files`)."""
+
+
 class SettingsFile(Frozen):
     """A file of a tool. together: sums of user buffers overlap their own GEMM in all blocks or in none."""
 
     name: str
-    format: Literal["arguments", "yaml", "environment", "python", "user_buffers", "msccl", "toml", "deepspeed"]
+    format: Format
     settings: tuple[Setting, ...] = ()
     together: bool = False
 
@@ -226,7 +233,7 @@ class Tool(ToolFacts):
     experts: whether it is for experts on several GPUs alone. follows: knobs that nothing has to set there -> what they
     follow from. unmodelled: names of settings that change a step and that no plan has. instead: path -> value that the
     tool has no word for -> values by path that come nearest, which are written. by_itself: software at sites that it
-    runs where nothing is set.
+    runs where nothing is set. like: the tool of the core whose modes and defaults it has; "" for its own name.
     """
 
     version: str
@@ -236,6 +243,7 @@ class Tool(ToolFacts):
     unmodelled: tuple[str, ...] = ()
     instead: Mapping[str, Mapping[str | int | bool, Mapping[str, Any]]] = {}
     by_itself: tuple[str, ...] = ()
+    like: str = ""
 
     def sayable(self, plan: Plan) -> dict[str, Any]:
         """A plan with what comes nearest in place of values that the tool has no word for."""
@@ -256,7 +264,8 @@ def tools() -> dict[str, Tool]:
     check = Problems()
     tree = load_yaml(Path(__file__).with_name("conf") / "data" / "framework_settings.yaml")["tools"]
     known = {name: tool.model_dump() for name, tool in tool_facts().items()}
-    read = {name: check.model(Tool, known[name] | entry, path=f"tools.{name}") for name, entry in tree.items()}
+    of_core = {name: known[entry.get("like", name)] for name, entry in tree.items()}
+    read = {name: check.model(Tool, of_core[name] | entry, path=f"tools.{name}") for name, entry in tree.items()}
     check.done()
     return {name: tool for name, tool in read.items() if tool is not None}
 

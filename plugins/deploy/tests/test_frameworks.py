@@ -29,6 +29,7 @@ from dse_deploy.planned_step import PlannedStep, ToolPlan
 from dse_deploy.reading import read
 from dse_deploy.settings import tools
 from dse_deploy.shell import read_script
+from dse_deploy.step_files import STEP_FORMATS
 from dse_deploy.user_buffers import UserBuffer, layers_of, read_layers, sites_of
 from simulators.steps.design import ScheduledDesign
 from simulators.steps.overlap.sites import SITES, read_schedule
@@ -38,7 +39,7 @@ from studies.plan.plan_file import check_plan, leaves_of, read_plan, step_of_run
 from tests.campaigns.judged import judge_errors
 from tests.support import drawn
 
-OF_PLANS = [name for name, tool in tools().items() if tool.files[0].format != "msccl"]
+OF_PLANS = [name for name, tool in tools().items() if tool.files[0].format not in ("msccl", *STEP_FORMATS)]
 OPTIONS = (
     *(
         "serial",

@@ -1,0 +1,208 @@
+"""Rows of a tuner's file for the collectives of a step and its plan, and the plan that rows say of these collectives.
+
+Sizes are cut at 0.75 and 1.5 times each power of two, as in the file that RCCL ships. A cell has the algorithm that the
+plan chooses, where a collective of the step is of its size, and the faster one elsewhere; the fastest protocol by the
+constants of the node (`simulators.costs.transfer`); and the CUs of the plan's schedules beside GEMMs, or as many
+channels as the library takes by itself. Equal neighbours are one row. The plug-in knows of a collective what NCCL tells
+it: collectives of the same kind, size and group cannot be told apart, and take the largest number of channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dse.results.words import cell as in_words
+from dse.space import get_path
+from dse_deploy.step_calls import Call
+from dse_deploy.tuner_file import ANY, MOST_BYTES, TunerCall, TunerFile, TunerRow, tuner_format
+from simulators.steps.overlap.sites import SERIAL, read_schedule
+from studies.plan.plan_file import Plan, put_in
+
+COLLECTIVES = "parallel.collectives"
+_SWITCHED = ("nvls", "nvls_tree", "collnet_direct", "collnet_chain")
+_LIMITED = "c3_sp comm_cus={}"
+"""Schedule of a site whose collective has a number of channels of its own."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a cell of sizes has. calls: of the step, of these sizes. limited: sites whose CUs are the channels."""
+
+    algorithm: str
+    protocol: str
+    channels: int
+    calls: tuple[Call, ...] = ()
+    limited: tuple[str, ...] = ()
+
+    @property
+    def way(self) -> tuple[str, str, int]:
+        """Algorithm, protocol and channels."""
+        return self.algorithm, self.protocol, self.channels
+
+
+def cells() -> Iterator[tuple[int, int, int]]:
+    """Yield the least and the largest size of each cell [bytes], and the size that stands for it."""
+    form = tuner_format()
+    low, size = 0, form.first_bytes
+    while size < form.last_bytes:
+        yield low, size + size // 2, size
+        low, size = size + size // 2 + 1, 2 * size
+    yield low, MOST_BYTES, size
+
+
+def choices(calls: Sequence[Call], plan: Plan) -> Iterator[tuple[TunerRow, Choice]]:
+    """Yield the rows for the collectives of a step, each with what it was chosen by."""
+    for key, alike in _groups(calls).items():
+        collective, nodes, ranks = key
+        row: TunerRow | None = None
+        held: Choice | None = None
+        for low, high, size in cells():
+            inside = tuple(call for call in alike if low <= call.payload_bytes <= high)
+            choice = _choice(inside, alike[0], size, plan)
+            if held is not None and row is not None and held.way == choice.way:
+                row, held = replace(row, high=high), _joined(held, choice)
+                continue
+            if row is not None and held is not None:
+                yield row, held
+            row, held = TunerRow(collective, low, high, *choice.way, nodes=nodes, ranks=ranks), choice
+        if row is not None and held is not None:
+            yield row, held
+
+
+def without_row(calls: Sequence[Call]) -> Iterator[str]:
+    """Yield, in words, collectives of a step for which the file has no row."""
+    names = tuner_format().collectives
+    kinds = {(call.pattern, call.axis): call for call in calls if not _is_known(call)}
+    for (pattern, axis), call in kinds.items():
+        missing = "its format has no such collective" if names.get(pattern) is None else "no protocol was measured"
+        yield f"no row for {pattern} of {axis} among {call.ranks} GPUs: {missing}"
+
+
+def _is_known(call: Call) -> bool:
+    return tuner_format().collectives.get(call.pattern) is not None and bool(call.by_protocol(call.payload_bytes))
+
+
+def _groups(calls: Sequence[Call]) -> dict[tuple[str, int, int], list[Call]]:
+    """Collectives that the plug-in can tell apart by their kind and group."""
+    groups: dict[tuple[str, int, int], list[Call]] = {}
+    for call in calls:
+        name = tuner_format().collectives.get(call.pattern)
+        if name is not None and _is_known(call):
+            groups.setdefault((name, call.nodes, call.ranks), []).append(call)
+    return groups
+
+
+def _choice(inside: Sequence[Call], like: Call, size: int, plan: Plan) -> Choice:
+    longest = max(inside, key=lambda call: call.payload_bytes, default=None)
+    at, of = (size, like) if longest is None else (longest.payload_bytes, longest)
+    times = of.by_protocol(at)
+    protocol = min(times, key=lambda name: times[name])
+    switched = of.in_switch_s(at) if _by_switch(of, plan) else None
+    # at sizes of the step the plan decides
+    if switched is not None and (longest is not None or switched < times[protocol]):
+        algorithm, protocol = "nvls", "simple"
+    else:
+        algorithm = "ring"
+    limits = {call.site: cus for call in inside if (cus := channels_of(call, plan)) is not None}
+    channels = max(limits.values(), default=of.library_channels or ANY)
+    return Choice(algorithm, protocol, channels, tuple(inside), tuple(limits))
+
+
+def _by_switch(call: Call, plan: Plan) -> bool:
+    chosen = get_path(plan, COLLECTIVES)
+    # what the plan leaves open is as in its step, whose groups have a switch that adds or none
+    return chosen in (None, "in_switch")
+
+
+def channels_of(call: Call, plan: Plan) -> int | None:
+    """CUs that the plan gives to a collective beside a GEMM; None where it leaves them to the library."""
+    text = str(plan.get("sites", {}).get(call.site, SERIAL))
+    if call.beside is None or text == SERIAL:
+        return None
+    schedule = read_schedule(text, call.site)
+    if schedule.family != "concurrent" or schedule.comm_engine != "cu":
+        return None
+    return int(schedule.comm_cus) or None
+
+
+def _joined(one: Choice, other: Choice) -> Choice:
+    limited = dict.fromkeys((*one.limited, *other.limited))
+    return replace(one, calls=(*one.calls, *other.calls), limited=tuple(limited))
+
+
+def times_in_words(choice: Choice) -> str:
+    """What the collectives of a row take by its way, and by the others, in words; "" where the step has none there."""
+    by_size = {(call.payload_bytes, call.pattern): call for call in choice.calls}
+    parts = list[str]()
+    for (size, pattern), call in by_size.items():
+        times = call.by_protocol(size)
+        switched = call.in_switch_s(size)
+        own = switched if choice.algorithm == "nvls" and switched is not None else times[choice.protocol]
+        others = [f"{in_words(seconds, 's')} by {name}" for name, seconds in times.items() if name != choice.protocol]
+        count = sum(other.times for other in choice.calls if other.payload_bytes == size and other.pattern == pattern)
+        parts.append(f"{count:g} x {in_words(size, 'byte')}: {in_words(own, 's')} alone ({', '.join(others)})")
+    return "; ".join(parts)
+
+
+@dataclass
+class RowsRead:
+    """What rows say of a step. unread: what means nothing to it; unmodelled: what changes it and no plan has."""
+
+    unread: list[str] = field(default_factory=list)
+    unmodelled: list[str] = field(default_factory=list)
+
+
+def read_rows(file: TunerFile, calls: Sequence[Call], plan: dict[str, Any], *, unset_channels: int) -> RowsRead:
+    """Put what the rows of a file say of the collectives of a step into a plan. Sites that are there stay.
+
+    unset_channels: that the plug-in leaves a collective without a row.
+    """
+    result, used = RowsRead(list(file.skipped)), set[int]()
+    weight: dict[str, float] = {}
+    for call in calls:
+        name = tuner_format().collectives.get(call.pattern)
+        if name is None:
+            continue
+        row = file.row_for(TunerCall(name, call.payload_bytes, call.nodes, call.ranks))
+        if row is None:
+            left = f"the plug-in leaves it {unset_channels} channel" if unset_channels else "the library chooses"
+            result.unmodelled.append(f"no row for {call.name} ({name} of {call.payload_bytes} bytes): {left}")
+            continue
+        used.add(row.line)
+        chosen = "in_switch" if row.algorithm in _SWITCHED else "library"
+        # a collective that the switch cannot compute says nothing of those that it can
+        counts = chosen == "in_switch" or call.in_switch_s(call.payload_bytes) is not None
+        weight[chosen] = weight.get(chosen, 0.0) + call.times * call.payload_bytes * counts
+        channels = unset_channels if row.channels == ANY and unset_channels else row.channels
+        if call.beside is not None and channels not in (ANY, call.library_channels):
+            plan.setdefault("sites", {}).setdefault(call.site, _LIMITED.format(channels))
+        result.unmodelled.extend(_not_of_the_model(row, call))
+    if weight:
+        put_in(plan, COLLECTIVES, max(weight, key=lambda name: weight[name]))
+    if all(weight.get(name) for name in ("in_switch", "library")):
+        result.unmodelled.append(f"some collectives by the switch and some not: {_shares(weight)}")
+    result.unmodelled = list(dict.fromkeys(result.unmodelled))
+    if lines := [str(row.line) for row in file.rows if row.line not in used]:
+        result.unread.append(f"lines {', '.join(lines)}: no collective of the step is of their sizes and groups")
+    return result
+
+
+def _not_of_the_model(row: TunerRow, call: Call) -> Iterator[str]:
+    """Yield what a row asks for that the time of a step does not follow."""
+    times = call.by_protocol(call.payload_bytes)
+    fastest = min(times, key=lambda name: times[name], default=row.protocol)
+    if row.algorithm not in ("ring", *_SWITCHED):
+        yield f"line {row.line}: {row.algorithm} for {call.name}, which the model has by rings"
+    if row.algorithm == "ring" and times and row.protocol != fastest:
+        slower = f"{in_words(times[row.protocol], 's')}, by {fastest} {in_words(times[fastest], 's')}"
+        yield f"line {row.line}: {row.protocol} for {call.name} takes {slower}"
+    elif call.beside is None and row.channels not in (ANY, call.library_channels):
+        usual = call.library_channels
+        yield f"line {row.line}: {row.channels} channels for {call.name}, which the model has on {usual}"
+
+
+def _shares(weight: Mapping[str, float]) -> str:
+    total = sum(weight.values())
+    return ", ".join(f"{name} {share / total:.0%} of the bytes" for name, share in weight.items())
