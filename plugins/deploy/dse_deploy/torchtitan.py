@@ -21,6 +21,8 @@ _SECTIONS = ("parallelism", "training", "activation_checkpoint", "optimizer", "m
 _PLAIN: Mapping[str, str] = {
     "parallelism.tensor_parallel_degree": "TENSOR_PARALLEL_DEGREE",
     "parallelism.enable_async_tensor_parallel": "MICRO_PIPELINE_TP",
+    "compile.enable_async_tensor_parallel": "MICRO_PIPELINE_TP",
+    "parallelism.enable_fsdp_symm_mem": "FSDP_SYMM_MEM",
     "parallelism.pipeline_parallel_degree": "PIPELINE_PARALLEL_DEGREE",
     "parallelism.context_parallel_degree": "CONTEXT_PARALLEL_DEGREE",
     "parallelism.expert_parallel_degree": "EXPERT_PARALLEL_DEGREE",
