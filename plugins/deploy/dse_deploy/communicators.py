@@ -2,8 +2,8 @@
 
 Megatron-LM makes each of its groups with what `--nccl-communicator-config-path` names for it; PyTorch takes
 `ProcessGroupNCCL.Options` for a group. Of a plan they say how many CTAs the collectives of tensor parallelism take
-beside a GEMM, whether their stream comes first, and whether copy engines move them in place of CTAs. Fields, with the
-release of NCCL in which they came, are in `conf/data/library_files.yaml`. Megatron-LM ignores groups and fields that it
+beside a GEMM, and whether their stream comes first. Fields, with the release of NCCL in which they came, are in
+`conf/data/library_files.yaml`. Megatron-LM ignores groups and fields that it
 does not know, without a word; here they are refused.
 """
 
@@ -27,7 +27,7 @@ GROUP = "tp"
 """The communicator of tensor parallelism."""
 _BESIDE = tuple(name for name, site in SITES.items() if site.beside)
 _ZERO = 2  # NCCL_CTA_POLICY_ZERO
-_MODELLED = ("max_ctas", "is_high_priority_stream", "cta_policy")
+_MODELLED = ("max_ctas", "is_high_priority_stream")
 _CONSTANT = "PROCESS_GROUPS"
 
 
@@ -72,25 +72,20 @@ def fields() -> Mapping[str, Field]:
     return {name: entry for name, entry in read.items() if entry is not None}
 
 
-def groups_of(plan: Plan, *, megatron: bool) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
+def groups_of(plan: Plan) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
     """Options of the communicators of a plan, and the paths of the sites that they say.
 
-    megatron: only options that Megatron-LM passes on.
+    Copy engines have none: NCCL moves by them what does not add (NCCL_CTA_POLICY_ZERO), and these sites add.
     """
     schedules = {name: str(plan.get("sites", {}).get(name, SERIAL)) for name in _BESIDE}
-    beside = {name: read_schedule(text, name) for name, text in schedules.items() if text != SERIAL}
-    beside = {name: schedule for name, schedule in beside.items() if schedule.family == "concurrent"}
-    if megatron:
-        beside = {name: schedule for name, schedule in beside.items() if schedule.comm_engine == "cu"}
+    read = {name: read_schedule(text, name) for name, text in schedules.items() if text != SERIAL}
+    beside = {name: way for name, way in read.items() if way.family == "concurrent" and way.comm_engine == "cu"}
     if not beside:
         return {}, ()
-    options: dict[str, Any] = {}
-    ctas = max((int(schedule.comm_cus) for schedule in beside.values()), default=0)
-    if ctas:
-        options["max_ctas"] = min(ctas, fields()["max_ctas"].high or ctas)
-    if any(schedule.comm_engine == "dma" for schedule in beside.values()):
-        options["cta_policy"] = _ZERO
-    options["is_high_priority_stream"] = any(schedule.launch_order == "comm_first" for schedule in beside.values())
+    most = fields()["max_ctas"].high
+    ctas = max(int(way.comm_cus or 0) for way in beside.values())
+    options: dict[str, Any] = {"max_ctas": ctas if most is None else min(ctas, most)} if ctas else {}
+    options["is_high_priority_stream"] = any(way.launch_order == "comm_first" for way in beside.values())
     return {GROUP: options}, tuple(f"sites.{name}" for name in beside)
 
 
@@ -182,8 +177,6 @@ def read_groups(groups: Mapping[str, Mapping[str, Any]], plan: dict[str, Any]) -
 
 
 def _schedule(options: Mapping[str, Any]) -> str:
-    if options.get("cta_policy") == _ZERO:
-        return "conccl"
     name = "c3_sp" if options.get("is_high_priority_stream") else "c3_base"
     return f"{name} comm_cus={options['max_ctas']}" if "max_ctas" in options else name
 
@@ -191,5 +184,6 @@ def _schedule(options: Mapping[str, Any]) -> str:
 def _others(groups: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for group, options in groups.items():
         for option, value in options.items():
-            if group != GROUP or option not in _MODELLED or (option == "cta_policy" and value != _ZERO):
-                yield f"{group}.{option} {value}"
+            if group != GROUP or option not in _MODELLED:
+                copies = option == "cta_policy" and value == _ZERO
+                yield f"{group}.{option} {value}{' (copy engines, of what does not add)' if copies else ''}"

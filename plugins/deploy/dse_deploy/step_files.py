@@ -103,7 +103,7 @@ def _communicators(*, megatron: bool) -> StepFormat:
     source = library_files()["communicators"]["source"]
 
     def rows(plan: Plan, facts: ModelFacts) -> list[Row]:
-        groups, paths = communicators.groups_of(plan, megatron=megatron)
+        groups, paths = communicators.groups_of(plan)
         known = communicators.fields()
         return [
             Row(f"{group}.{option}", value, paths, known[option].meaning(value), source)

@@ -160,7 +160,7 @@ def read_rows(file: TunerFile, calls: Sequence[Call], plan: dict[str, Any], *, u
     unset_channels: that the plug-in leaves a collective without a row.
     """
     result, used = RowsRead(list(file.skipped)), set[int]()
-    weight: dict[str, float] = {}
+    weight, notes = dict[str, float](), dict[str, list[str]]()
     for call in calls:
         name = tuner_format().collectives.get(call.pattern)
         if name is None:
@@ -168,7 +168,8 @@ def read_rows(file: TunerFile, calls: Sequence[Call], plan: dict[str, Any], *, u
         row = file.row_for(TunerCall(name, call.payload_bytes, call.nodes, call.ranks))
         if row is None:
             left = f"the plug-in leaves it {unset_channels} channel" if unset_channels else "the library chooses"
-            result.unmodelled.append(f"no row for {call.name} ({name} of {call.payload_bytes} bytes): {left}")
+            of_size = f"{name} of {call.payload_bytes} bytes among {call.ranks}"
+            notes.setdefault(f"no row for {of_size}: {left} ({{}})", []).append(call.name)
             continue
         used.add(row.line)
         chosen = "in_switch" if row.algorithm in _SWITCHED else "library"
@@ -178,29 +179,30 @@ def read_rows(file: TunerFile, calls: Sequence[Call], plan: dict[str, Any], *, u
         channels = unset_channels if row.channels == ANY and unset_channels else row.channels
         if call.beside is not None and channels not in (ANY, call.library_channels):
             plan.setdefault("sites", {}).setdefault(call.site, _LIMITED.format(channels))
-        result.unmodelled.extend(_not_of_the_model(row, call))
+        for note in _not_of_the_model(row, call):
+            notes.setdefault(note, []).append(call.name)
     if weight:
         put_in(plan, COLLECTIVES, max(weight, key=lambda name: weight[name]))
     if all(weight.get(name) for name in ("in_switch", "library")):
         result.unmodelled.append(f"some collectives by the switch and some not: {_shares(weight)}")
-    result.unmodelled = list(dict.fromkeys(result.unmodelled))
+    result.unmodelled += [note.format(", ".join(dict.fromkeys(names))) for note, names in notes.items()]
     if lines := [str(row.line) for row in file.rows if row.line not in used]:
         result.unread.append(f"lines {', '.join(lines)}: no collective of the step is of their sizes and groups")
     return result
 
 
 def _not_of_the_model(row: TunerRow, call: Call) -> Iterator[str]:
-    """Yield what a row asks for that the time of a step does not follow."""
+    """Yield what a row asks for that the time of a step does not follow, with a place for names of collectives."""
     times = call.by_protocol(call.payload_bytes)
     fastest = min(times, key=lambda name: times[name], default=row.protocol)
     if row.algorithm not in ("ring", *_SWITCHED):
-        yield f"line {row.line}: {row.algorithm} for {call.name}, which the model has by rings"
+        yield f"line {row.line}: {row.algorithm} for {{}}, which the model has by rings"
     if row.algorithm == "ring" and times and row.protocol != fastest:
         slower = f"{in_words(times[row.protocol], 's')}, by {fastest} {in_words(times[fastest], 's')}"
-        yield f"line {row.line}: {row.protocol} for {call.name} takes {slower}"
+        yield f"line {row.line}: {row.protocol} for {{}} takes {slower}"
     elif call.beside is None and row.channels not in (ANY, call.library_channels):
         usual = call.library_channels
-        yield f"line {row.line}: {row.channels} channels for {call.name}, which the model has on {usual}"
+        yield f"line {row.line}: {row.channels} channels for {{}}, which the model has on {usual}"
 
 
 def _shares(weight: Mapping[str, float]) -> str:
