@@ -18,7 +18,8 @@ COMMANDS = {
             "serving": "true for engines that serve: a plan that `serve-plan plan=` judges",
             "launch": "which of several launches of a script, from 1, where they differ",
             "out": "file to write (plan.yaml)",
-            "model": "of the command that is printed, which judges the plan",
+            "model": "of the command that is printed, which judges the plan; of the step whose collectives a file of "
+            "sizes sets",
             "system": "likewise",
             "parallel.<knob>": "a value that the settings leave open, such as parallel.tp=8",
         },
@@ -29,9 +30,10 @@ COMMANDS = {
         "settings export plan=<plan.yaml> to=<tool> [out=<folder>] [model=<name> system=<name> parallel.tp=8 ...]",
         "a plan of a step as settings of a framework or library: Megatron-LM, PyTorch, vLLM, NCCL, ...",
         {
-            "plan": "plan.yaml of `plan` or `serve-plan`; for MSCCL the schedule of a collective (YAML or XML)",
-            "to": "megatron, transformer_engine, torch, deepspeed, vllm, sglang, tensorrt_llm, deepep, nccl, rccl or "
-            "msccl",
+            "plan": "plan.yaml of `plan` or `serve-plan`, or the folder of its run; for MSCCL the schedule of a "
+            "collective (YAML or XML)",
+            "to": "megatron, transformer_engine, torch, deepspeed, vllm, vllm_env, sglang, tensorrt_llm, deepep, nccl, "
+            "rccl, nccl_tuner, rccl_tuner, communicators, process_groups, iris or msccl",
             "out": "folder to write to",
             "parallel.<knob>": "a value on top of the plan, such as parallel.tp=8",
             "config_dir": "folder of your own configurations",
@@ -40,6 +42,7 @@ COMMANDS = {
         (
             "settings export plan=outputs/plan/latest/plan.yaml to=megatron",
             "settings export plan=outputs/plan/latest/plan.yaml to=nccl",
+            "settings export plan=outputs/plan/latest to=nccl_tuner",
         ),
     ),
 }

@@ -107,10 +107,10 @@ def options(group):
     if group not in {_CONSTANT}:
         return None
     chosen = dict({_CONSTANT}[group])
-    made = dist.ProcessGroupNCCL.Options(is_high_priority_stream=chosen.pop("is_high_priority_stream", False))
+    result = dist.ProcessGroupNCCL.Options(is_high_priority_stream=chosen.pop("is_high_priority_stream", False))
     for name, value in chosen.items():
-        setattr(made.config, name, value)
-    return made
+        setattr(result.config, name, value)
+    return result
 '''
 
 
@@ -138,7 +138,7 @@ def read_python(text: str, name: str) -> dict[str, dict[str, Any]]:
 
 
 def _checked(tree: Any, name: str, *, megatron: bool) -> dict[str, dict[str, Any]]:
-    check, known = Problems(), fields()
+    check, by_name = Problems(), fields()
     if not isinstance(tree, Mapping):
         raise ConfigError([Problem(name, "is no mapping of communicators", str(tree)[:40], "tp: {max_ctas: 16}")])
     groups = library_files()["communicators"]["groups"]
@@ -151,10 +151,10 @@ def _checked(tree: Any, name: str, *, megatron: bool) -> dict[str, dict[str, Any
             check.add(at, "is no mapping of options", value=options, way_out="tp: {max_ctas: 16}")
             continue
         for option, value in options.items():
-            if option not in known or (megatron and not known[option].megatron):
+            if option not in by_name or (megatron and not by_name[option].megatron):
                 rule = "is no option that Megatron-LM passes on" if megatron else "is no option of ProcessGroupNCCL"
-                check.add(f"{at}.{option}", rule, value=value, way_out=did_you_mean(str(option), known))
-            elif rule := known[option].rule(value):
+                check.add(f"{at}.{option}", rule, value=value, way_out=did_you_mean(str(option), by_name))
+            elif rule := by_name[option].rule(value):
                 check.add(f"{at}.{option}", rule, value=value)
         low, high = options.get("min_ctas"), options.get("max_ctas")
         if isinstance(low, int) and isinstance(high, int) and low > high:

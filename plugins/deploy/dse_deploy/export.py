@@ -39,11 +39,14 @@ if TYPE_CHECKING:
     from simulators.steps.run.iteration import Iteration
 
 
+_PLAN = "plan.yaml"
+
+
 def export(words: Sequence[str]) -> CommandAnswer:
     """`settings export plan=<plan.yaml> to=<tool> [out=<folder>] [parallel.tp=8 ...]`: write the settings of a tool."""
     options = pairs([word for word in words if _is_option(word)], {"plan": "", "to": ""}, optional=["out"])
     beside = [re.sub("^config_dir=", f"{OWN_FLAGS[0]}=", word) for word in words if not _is_option(word)]
-    file = Path(options["plan"])
+    file = _plan_file(Path(options["plan"]))
     name, tool = tool_named("to", options["to"])
     folder = writable(options.get("out", f"outputs/export/{name}")).folder
     if tool.files[0].format == "msccl":
@@ -57,6 +60,12 @@ def export(words: Sequence[str]) -> CommandAnswer:
     for file_name, part in exported.written.items():
         keep(folder / file_name, part.text)
     return CommandAnswer(folder, (*answer(exported), f"written to {folder}/: {', '.join(exported.written)}"))
+
+
+def _plan_file(path: Path) -> Path:
+    """The plan of a run whose folder is named; a file as it is."""
+    inside = path / _PLAN
+    return inside if path.is_dir() and inside.is_file() else path
 
 
 def _export_serving(files: ServingFiles, folder: Path) -> CommandAnswer:

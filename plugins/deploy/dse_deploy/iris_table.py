@@ -45,18 +45,18 @@ def key_of(call: Call, arch: str, num_cus: int) -> str | None:
 
 def configs(calls: Sequence[Call], plan: Plan, arch: str, num_cus: int) -> dict[str, tuple[str, dict[str, Any]]]:
     """Key -> site, `gemm_wgs` and `gemm_block`, of each collective to which the plan gives CUs beside a GEMM."""
-    blocks, made = library_files()["iris"]["blocks"], dict[str, tuple[str, dict[str, Any]]]()
+    blocks, entries = library_files()["iris"]["blocks"], dict[str, tuple[str, dict[str, Any]]]()
     for call in calls:
         cus, key = channels_of(call, plan), key_of(call, arch, num_cus)
         if cus is not None and key is not None:
             block = list(blocks[call.pattern])  # of the operator itself: a plan chooses no tile
-            made[key] = call.site, {"gemm_wgs": num_cus - min(cus, num_cus), "gemm_block": block}
-    return made
+            entries[key] = call.site, {"gemm_wgs": num_cus - min(cus, num_cus), "gemm_block": block}
+    return entries
 
 
-def table_text(made: Mapping[str, Mapping[str, Any]]) -> str:
-    """Text of the file. made: key -> `gemm_wgs` and `gemm_block`."""
-    tree = {key: {"config": dict(config), "measured_ms": None} for key, config in made.items()}
+def table_text(configs_by_key: Mapping[str, Mapping[str, Any]]) -> str:
+    """Text of the file. configs_by_key: key -> `gemm_wgs` and `gemm_block`."""
+    tree = {key: {"config": dict(config), "measured_ms": None} for key, config in configs_by_key.items()}
     return json.dumps(tree, indent=2, sort_keys=True) + "\n"
 
 

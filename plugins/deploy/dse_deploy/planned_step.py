@@ -131,8 +131,9 @@ class PlannedStep:
         """Tree of a planned step with what a tool's files say in place of the choices of the plan."""
         # mode, batch and length identify the step, and stay
         choices = {path: value for path, value in leaves_of(plan) if path not in BESIDE_A_PLAN}
-        # a library leaves what was typed to the framework that calls it
-        defaults = _defaults(tool, () if tools()[tool].framework else self.typed)
+        # a library leaves what it has no word for, and what was typed, to the framework that calls it
+        library = set() if tools()[tool].framework else {*self.typed, *(set(OFF) - tools()[tool].said_paths)}
+        defaults = _defaults(tool, library)
         # a plan without choices would be no plan: a degree that it has anyway stands in
         section = GivenPlan(
             tool=tool, plan=choices or {"parallel.tp": get_path(planned, "parallel.tp")}, tools=defaults

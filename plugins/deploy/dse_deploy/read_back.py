@@ -58,8 +58,8 @@ def _compared(tool: Tool, plan: Plan, facts: ModelFacts) -> Mapping[str, bool]:
     written = write_all(tool, plan, _PLAN_NAME, facts)
     read = nearest(tool, plan, written, facts)
     again = write_all(tool, read, _PLAN_NAME, facts)
-    said = {path for part in written.values() for row in part.rows for path in row.paths}
-    same = all(_same(dict(leaves_of(plan)).get(path), dict(leaves_of(read)).get(path)) for path in said)
+    paths = {path for part in written.values() for row in part.rows for path in row.paths}
+    same = all(_same(dict(leaves_of(plan)).get(path), dict(leaves_of(read)).get(path)) for path in paths)
     return {name: same and bool(part.rows) and part.text == again[name].text for name, part in written.items()}
 
 

@@ -218,6 +218,15 @@ Format = (
 """Formats of files; the second row is of single collectives or communicators (`step_files`)."""
 
 
+_BESIDE = tuple(f"sites.{name}" for name, site in SITES.items() if site.beside)
+_SAID: Mapping[str, Sequence[str]] = {
+    "user_buffers": tuple(f"sites.{name}" for name in SITES),
+    **dict.fromkeys(("nccl_tuner", "rccl_tuner"), (*_BESIDE, "parallel.collectives")),
+    **dict.fromkeys(("megatron_communicators", "process_groups", "iris"), _BESIDE),
+}
+"""Format -> knobs that files of it may say, where settings do not name them."""
+
+
 class SettingsFile(Frozen):
     """A file of a tool. together: sums of user buffers overlap their own GEMM in all blocks or in none."""
 
@@ -252,6 +261,17 @@ class Tool(ToolFacts):
             for other, value in values.get(get_path(plan, path), {}).items():
                 put_in(changed, other, value)
         return changed
+
+    @property
+    def said_paths(self) -> frozenset[str]:
+        """Knobs that its files may say, sites one by one."""
+        paths = set[str]()
+        for file in self.files:
+            paths.update(_SAID.get(file.format, ()))
+            for setting in file.settings:
+                sites = [f"sites.{site}" for site in setting.sites] if setting.path == "sites" else [setting.path]
+                paths.update(sites, setting.also)
+        return frozenset(paths)
 
     def own_sites(self, plan: Plan) -> dict[str, str]:
         """Sites of a plan whose software the tool runs where nothing is set."""

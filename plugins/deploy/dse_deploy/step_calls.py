@@ -52,6 +52,11 @@ class Call:
     beside: Shape | None = None
     group: Group = field(compare=False, repr=False, default_factory=lambda: Group(1, 1.0, 0.0))
 
+    @property
+    def is_measured(self) -> bool:
+        """Tell whether the node, or the network, has constants of its protocols."""
+        return self._constants() is not None
+
     def by_protocol(self, size: float) -> Mapping[str, float]:
         """Protocol -> time [s] of such a collective of `size` bytes by it alone; empty where none was measured."""
         constants = self._constants()
@@ -90,8 +95,8 @@ def calls_of(step: Iteration, machine: Any) -> tuple[Call, ...]:
 
     machine: the step's.
     """
-    made = (*_of_operators(step, machine), *_of_gradients(step, machine))
-    return tuple(call for call in made if call.ranks > 1 and call.payload_bytes > 0)
+    calls = (*_of_operators(step, machine), *_of_gradients(step, machine))
+    return tuple(call for call in calls if call.ranks > 1 and call.payload_bytes > 0)
 
 
 def _of_operators(step: Iteration, machine: Any) -> Iterator[Call]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,26 +67,31 @@ def read_step_file(file: SettingsFile, text: str, facts: ModelFacts, plan: dict[
 
 def _tuner(library: str) -> StepFormat:
     unset = tuner_format().libraries[library].unset_channels
+    left = f"run on {unset} channel each, as pluginGetCollInfo sets it first" if unset else "are left to the library"
 
     def rows(plan: Plan, facts: ModelFacts) -> list[Row]:
         return [_tuner_row(row, choice, plan) for row, choice in tuner_plan.choices(facts.calls, plan)]
 
     def text(rows: Sequence[Row], head: str) -> str:
-        left = f"they run on {unset} channel each" if unset else "the library chooses"
         notes = [
             *head.splitlines(),
             "NCCL_TUNER_PLUGIN=<example tuner plug-in> NCCL_TUNER_CONFIG_FILE=<this file>",
-            f"collectives without a row here: {left} (pluginGetCollInfo sets nChannels to {unset} first)",
+            f"collectives without a row here {left}",
             tuner_format().source,
             *(f"{row.name}: {row.meaning}" for row in rows if row.meaning),
         ]
         return tuner_text([row.value for row in rows], notes)
 
     def read(text: str, name: str, facts: ModelFacts, plan: dict[str, Any]) -> ReadFile:
-        found = tuner_plan.read_rows(read_tuner(text, name, library), facts.calls, plan, unset_channels=unset)
-        return ReadFile(found.unread, found.unmodelled)
+        rows_read = tuner_plan.read_rows(read_tuner(text, name, library), facts.calls, plan, unset_channels=unset)
+        return ReadFile(rows_read.unread, rows_read.unmodelled)
 
-    return StepFormat(rows, text, read, left_out=lambda facts: tuner_plan.without_row(facts.calls))
+    def left_out(facts: ModelFacts) -> Iterator[str]:
+        yield from tuner_plan.without_row(facts.calls)
+        if unset:
+            yield f"collectives without a row {left}: write *nChannels = 0 there to leave them to the library"
+
+    return StepFormat(rows, text, read, left_out=left_out)
 
 
 def _tuner_row(row: Any, choice: tuner_plan.Choice, plan: Plan) -> Row:
@@ -104,9 +109,9 @@ def _communicators(*, megatron: bool) -> StepFormat:
 
     def rows(plan: Plan, facts: ModelFacts) -> list[Row]:
         groups, paths = communicators.groups_of(plan)
-        known = communicators.fields()
+        by_name = communicators.fields()
         return [
-            Row(f"{group}.{option}", value, paths, known[option].meaning(value), source)
+            Row(f"{group}.{option}", value, paths, by_name[option].meaning(value), source)
             for group, options in groups.items()
             for option, value in options.items()
         ]
@@ -136,9 +141,9 @@ def _iris_rows(plan: Plan, facts: ModelFacts) -> list[Row]:
         rule = f"is of AMD's GPUs whose name of the architecture is known, and the step is on {facts.gpu or 'none'}"
         raise ConfigError([Problem("to", rule, "iris", "name a system of MI300X or later")])
     source = library_files()["iris"]["source"]
-    made = iris_table.configs(facts.calls, plan, arch, facts.num_cus)
+    configs = iris_table.configs(facts.calls, plan, arch, facts.num_cus)
     meaning = "workgroups of the GEMM, of which the collective takes the rest, and its tile"
-    return [Row(key, config, [f"sites.{site}"], meaning, source) for key, (site, config) in made.items()]
+    return [Row(key, config, [f"sites.{site}"], meaning, source) for key, (site, config) in configs.items()]
 
 
 def _iris_text(rows: Sequence[Row], head: str) -> str:

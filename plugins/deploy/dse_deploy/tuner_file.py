@@ -56,7 +56,7 @@ class TunerFormat(Frozen):
     first_bytes: int
     last_bytes: int
     collectives: Mapping[str, str | None]
-    others: tuple[str, ...]
+    unmodelled: tuple[str, ...]
     protocols: tuple[str, ...]
     by: Mapping[str, Reach]
     libraries: Mapping[str, TunerLibrary]
@@ -65,7 +65,7 @@ class TunerFormat(Frozen):
     def names(self) -> Mapping[str, Sequence[str]]:
         """Column -> the names that it may have."""
         types = [name for name in self.collectives.values() if name is not None]
-        return {"collective_type": [*types, *self.others], "algorithm": list(self.by), "protocol": self.protocols}
+        return {"collective_type": [*types, *self.unmodelled], "algorithm": list(self.by), "protocol": self.protocols}
 
 
 @cache
@@ -135,8 +135,8 @@ class TunerRow:
 
     def matches(self, call: TunerCall) -> bool:
         """Tell whether the plug-in finds the row for a collective."""
-        asked = (call.nodes, call.ranks, call.pipe_ops, call.registered)
-        alike = all(own in (ANY, number) for own, number in zip(self.numbers, asked, strict=True))
+        numbers = (call.nodes, call.ranks, call.pipe_ops, call.registered)
+        alike = all(own in (ANY, number) for own, number in zip(self.numbers, numbers, strict=True))
         return alike and call.collective == self.collective and self.low <= call.size <= self.high
 
     def is_usable(self, call: TunerCall) -> bool:
@@ -242,19 +242,19 @@ class _LineReader:
     def row(self, place: int, line: str) -> TunerRow | None:
         """The row of a line; None, with the problems noted, where it has none."""
         columns = self.columns(line)[: len(self.form.columns)]
-        given = dict(zip(self.form.columns, columns, strict=False))
+        texts = dict(zip(self.form.columns, columns, strict=False))
         before = len(self.check.found)
         for column, names in self.form.names.items():
-            if given[column] not in names:
-                self._add(place, column, given[column], _UNKNOWN[column], did_you_mean(given[column], names))
-        numbers = {name: self._number(place, name, text) for name, text in given.items() if name not in self.form.names}
+            if texts[column] not in names:
+                self._add(place, column, texts[column], _UNKNOWN[column], did_you_mean(texts[column], names))
+        numbers = {name: self._number(place, name, text) for name, text in texts.items() if name not in self.form.names}
         if len(self.check.found) == before:
             self._check_numbers(place, numbers)
         if len(self.check.found) > before:
             return None
         low, high = (numbers[name] for name in _SIZES)
         nodes, ranks, pipe_ops, registered = (numbers.get(name, ANY) for name in _MATCHED)
-        collective, algorithm, protocol = (given[name] for name in self.form.names)
+        collective, algorithm, protocol = (texts[name] for name in self.form.names)
         way = algorithm, protocol, numbers["channels"]
         return TunerRow(collective, low, high, *way, nodes, ranks, pipe_ops, registered, line=place)
 
@@ -322,7 +322,7 @@ def _is_ever_usable(row: TunerRow) -> bool:
 
 
 def _unused(name: str, row: TunerRow) -> str:
-    pair = f"{row.algorithm} by {row.protocol}"
+    pair = f"{row.algorithm} and {row.protocol}"
     return (
         f"{name}:{row.line} has no effect: the library has no {row.collective} by {pair} there, and passes over the row"
     )

@@ -2,13 +2,16 @@
 
 Sizes are cut at 0.75 and 1.5 times each power of two, as in the file that RCCL ships. A cell has the algorithm that the
 plan chooses, where a collective of the step is of its size, and the faster one elsewhere; the fastest protocol by the
-constants of the node (`simulators.costs.transfer`); and the CUs of the plan's schedules beside GEMMs, or as many
-channels as the library takes by itself. Equal neighbours are one row. The plug-in knows of a collective what NCCL tells
-it: collectives of the same kind, size and group cannot be told apart, and take the largest number of channels.
+constants of the node (`simulators.costs.transfer`), or Simple at the sizes of the step alone where none were measured;
+and the CUs of the plan's schedules beside GEMMs, or as many channels as the library takes by itself. Equal neighbours
+are one row. The plug-in knows of a collective what NCCL tells it: collectives of the same kind, size and group cannot
+be told apart, and take the largest number of channels.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,6 +25,8 @@ from studies.plan.plan_file import Plan, put_in
 
 COLLECTIVES = "parallel.collectives"
 _SWITCHED = ("nvls", "nvls_tree", "collnet_direct", "collnet_chain")
+_WIDEST = "simple"
+"""The protocol that sends nothing but the payload."""
 _LIMITED = "c3_sp comm_cus={}"
 """Schedule of a site whose collective has a number of channels of its own."""
 
@@ -54,34 +59,27 @@ def cells() -> Iterator[tuple[int, int, int]]:
 
 def choices(calls: Sequence[Call], plan: Plan) -> Iterator[tuple[TunerRow, Choice]]:
     """Yield the rows for the collectives of a step, each with what it was chosen by."""
-    for key, alike in _groups(calls).items():
-        collective, nodes, ranks = key
-        row: TunerRow | None = None
-        held: Choice | None = None
+    for (collective, nodes, ranks), alike in _groups(calls).items():
+        by_cell = list[tuple[int, int, Choice | None]]()
         for low, high, size in cells():
-            inside = tuple(call for call in alike if low <= call.payload_bytes <= high)
-            choice = _choice(inside, alike[0], size, plan)
-            if held is not None and row is not None and held.way == choice.way:
-                row, held = replace(row, high=high), _joined(held, choice)
-                continue
-            if row is not None and held is not None:
-                yield row, held
-            row, held = TunerRow(collective, low, high, *choice.way, nodes=nodes, ranks=ranks), choice
-        if row is not None and held is not None:
-            yield row, held
+            inside = [call for call in alike if low <= call.payload_bytes <= high]
+            by_cell.append((low, high, _choice(inside, alike[0], size, plan)))
+        for way, equal in itertools.groupby(by_cell, key=lambda cell: None if cell[2] is None else cell[2].way):
+            lows, highs, ways = zip(*equal, strict=True)
+            if way is not None:
+                choice = functools.reduce(_joined, ways)
+                yield TunerRow(collective, lows[0], highs[-1], *choice.way, nodes=nodes, ranks=ranks), choice
 
 
 def without_row(calls: Sequence[Call]) -> Iterator[str]:
     """Yield, in words, collectives of a step for which the file has no row."""
     names = tuner_format().collectives
-    kinds = {(call.pattern, call.axis): call for call in calls if not _is_known(call)}
+    kinds = {(call.pattern, call.axis): call for call in calls if names.get(call.pattern) is None}
     for (pattern, axis), call in kinds.items():
-        missing = "its format has no such collective" if names.get(pattern) is None else "no protocol was measured"
-        yield f"no row for {pattern} of {axis} among {call.ranks} GPUs: {missing}"
-
-
-def _is_known(call: Call) -> bool:
-    return tuner_format().collectives.get(call.pattern) is not None and bool(call.by_protocol(call.payload_bytes))
+        yield f"no row for {pattern} of {axis} among {call.ranks} GPUs: the format has no such collective"
+    unmeasured = [call for call in calls if (call.pattern, call.axis) not in kinds and not call.is_measured]
+    if patterns := ", ".join(dict.fromkeys(f"{call.pattern} of {call.axis}" for call in unmeasured)):
+        yield f"rows at the sizes of the step alone, by Simple, as no protocol was measured: {patterns}"
 
 
 def _groups(calls: Sequence[Call]) -> dict[tuple[str, int, int], list[Call]]:
@@ -89,20 +87,23 @@ def _groups(calls: Sequence[Call]) -> dict[tuple[str, int, int], list[Call]]:
     groups: dict[tuple[str, int, int], list[Call]] = {}
     for call in calls:
         name = tuner_format().collectives.get(call.pattern)
-        if name is not None and _is_known(call):
+        if name is not None:
             groups.setdefault((name, call.nodes, call.ranks), []).append(call)
     return groups
 
 
-def _choice(inside: Sequence[Call], like: Call, size: int, plan: Plan) -> Choice:
+def _choice(inside: Sequence[Call], like: Call, size: int, plan: Plan) -> Choice | None:
+    """What a cell has; None where nothing was measured and no collective of the step is of its sizes."""
     longest = max(inside, key=lambda call: call.payload_bytes, default=None)
     at, of = (size, like) if longest is None else (longest.payload_bytes, longest)
     times = of.by_protocol(at)
-    protocol = min(times, key=lambda name: times[name])
+    if not times and longest is None:
+        return None
+    protocol = min(times, key=lambda name: times[name], default=_WIDEST)
     switched = of.in_switch_s(at) if _by_switch(of, plan) else None
     # at sizes of the step the plan decides
-    if switched is not None and (longest is not None or switched < times[protocol]):
-        algorithm, protocol = "nvls", "simple"
+    if switched is not None and (longest is not None or switched < times.get(protocol, 0.0)):
+        algorithm, protocol = "nvls", _WIDEST
     else:
         algorithm = "ring"
     limits = {call.site: cus for call in inside if (cus := channels_of(call, plan)) is not None}
@@ -127,9 +128,9 @@ def channels_of(call: Call, plan: Plan) -> int | None:
     return int(schedule.comm_cus) or None
 
 
-def _joined(one: Choice, other: Choice) -> Choice:
-    limited = dict.fromkeys((*one.limited, *other.limited))
-    return replace(one, calls=(*one.calls, *other.calls), limited=tuple(limited))
+def _joined(choice: Choice, following: Choice) -> Choice:
+    limited = dict.fromkeys((*choice.limited, *following.limited))
+    return replace(choice, calls=(*choice.calls, *following.calls), limited=tuple(limited))
 
 
 def times_in_words(choice: Choice) -> str:
@@ -139,10 +140,13 @@ def times_in_words(choice: Choice) -> str:
     for (size, pattern), call in by_size.items():
         times = call.by_protocol(size)
         switched = call.in_switch_s(size)
+        if not times:
+            parts.append(f"{in_words(size, 'byte')}: no protocol was measured, and Simple is assumed")
+            continue
         own = switched if choice.algorithm == "nvls" and switched is not None else times[choice.protocol]
-        others = [f"{in_words(seconds, 's')} by {name}" for name, seconds in times.items() if name != choice.protocol]
+        slower = [f"{in_words(seconds, 's')} by {name}" for name, seconds in times.items() if name != choice.protocol]
         count = sum(other.times for other in choice.calls if other.payload_bytes == size and other.pattern == pattern)
-        parts.append(f"{count:g} x {in_words(size, 'byte')}: {in_words(own, 's')} alone ({', '.join(others)})")
+        parts.append(f"{count:g} x {in_words(size, 'byte')}: {in_words(own, 's')} alone ({', '.join(slower)})")
     return "; ".join(parts)
 
 
