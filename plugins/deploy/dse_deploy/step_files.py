@@ -70,6 +70,9 @@ def _tuner(library: str) -> StepFormat:
     left = f"run on {unset} channel each, as pluginGetCollInfo sets it first" if unset else "are left to the library"
 
     def rows(plan: Plan, facts: ModelFacts) -> list[Row]:
+        if (own := tuner_format().library_of(facts.gpu)) != library:
+            rule = f"is of another vendor's GPUs than the step's, {facts.gpu}"
+            raise ConfigError([Problem("to", rule, f"{library}_tuner", f"write to={own}_tuner")])
         return [_tuner_row(row, choice, plan) for row, choice in tuner_plan.choices(facts.calls, plan)]
 
     def text(rows: Sequence[Row], head: str) -> str:

@@ -9,12 +9,14 @@ refused, and what the plug-in skips is told.
 
 from __future__ import annotations
 
+import itertools
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dse.config.options import load_yaml
 from dse.errors import Problems, did_you_mean
@@ -37,8 +39,12 @@ class Reach(Frozen):
 
 
 class TunerLibrary(Frozen):
-    """A library that reads the file. unset_channels: that the plug-in leaves where no row sets them; 0: its own."""
+    """A library that reads the file. gpus: vendor of the GPUs that it is for.
 
+    unset_channels: that the plug-in leaves where no row sets them; 0: its own.
+    """
+
+    gpus: Literal["nvidia", "amd"]
     most_channels: int
     unset_channels: int
     provenance: str
@@ -52,6 +58,7 @@ class TunerFormat(Frozen):
     source: str
     columns: tuple[str, ...]
     required: int
+    amd: tuple[str, ...]
     line_bytes: int
     first_bytes: int
     last_bytes: int
@@ -60,6 +67,11 @@ class TunerFormat(Frozen):
     protocols: tuple[str, ...]
     by: Mapping[str, Reach]
     libraries: Mapping[str, TunerLibrary]
+
+    def library_of(self, gpu: str) -> str:
+        """The library of a GPU by its name."""
+        vendor = "amd" if gpu.startswith(self.amd) else "nvidia"
+        return next(name for name, library in self.libraries.items() if library.gpus == vendor)
 
     @property
     def names(self) -> Mapping[str, Sequence[str]]:
@@ -296,22 +308,35 @@ _UNKNOWN = {
 
 def _unreachable(rows: Sequence[TunerRow]) -> Iterator[tuple[TunerRow, str]]:
     """Yield rows that overlap an earlier one of the same numbers, or that an earlier one covers, with the rule."""
-    for place, row in enumerate(rows):
-        for earlier in rows[:place]:
-            if earlier.collective != row.collective or earlier.low > row.high or row.low > earlier.high:
-                continue
-            covered = earlier.low <= row.low and row.high <= earlier.high
-            wider = all(own in (ANY, other) for own, other in zip(earlier.numbers, row.numbers, strict=True))
-            if earlier.numbers == row.numbers:
-                rule = f"overlaps line {earlier.line}, {earlier.low} to {earlier.high} bytes, which is applied first"
-                yield row, rule
-                break
-            if wider and covered and _is_usable_wherever(earlier, row):
-                yield row, f"is never applied, as line {earlier.line} matches all that it does"
+    groups: dict[tuple[str, tuple[int, ...]], list[TunerRow]] = {}
+    for row in sorted(rows, key=lambda row: row.low):
+        groups.setdefault((row.collective, row.numbers), []).append(row)
+    for alike in groups.values():
+        widest = alike[0]
+        for row in alike[1:]:
+            if row.low <= widest.high:
+                first, second = sorted((row, widest), key=lambda row: row.line)
+                span = f"{first.low} to {first.high} bytes"
+                yield second, f"overlaps line {first.line}, {span}, which is applied first"
+            widest = max(row, widest, key=lambda row: row.high)
+    lows = {key: [row.low for row in alike] for key, alike in groups.items()}
+    for row in rows:
+        for key in _wider(row):
+            place = bisect_right(lows.get(key, ()), row.low) - 1
+            cover = groups[key][place] if place >= 0 else None
+            if cover is not None and cover.line < row.line and row.high <= cover.high and _is_usable_for(cover, row):
+                yield row, f"is never applied, as line {cover.line} matches all that it does"
                 break
 
 
-def _is_usable_wherever(earlier: TunerRow, row: TunerRow) -> bool:
+def _wider(row: TunerRow) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the kinds of rows that match all that a row does, and more."""
+    for numbers in itertools.product(*({ANY, number} for number in row.numbers)):
+        if numbers != row.numbers:
+            yield row.collective, numbers
+
+
+def _is_usable_for(earlier: TunerRow, row: TunerRow) -> bool:
     # the plug-in passes over a pair that the library cannot use, and comes to the later row
     return earlier.is_usable(TunerCall(row.collective, row.low, max(row.nodes, 1), max(row.ranks, 1)))
 

@@ -68,7 +68,7 @@ def choices(calls: Sequence[Call], plan: Plan) -> Iterator[tuple[TunerRow, Choic
             lows, highs, ways = zip(*equal, strict=True)
             if way is not None:
                 choice = functools.reduce(_joined, ways)
-                yield TunerRow(collective, lows[0], highs[-1], *choice.way, nodes=nodes, ranks=ranks), choice
+                yield TunerRow(collective, lows[0], highs[-1], *choice.way, nodes, ranks), choice
 
 
 def without_row(calls: Sequence[Call]) -> Iterator[str]:
@@ -125,7 +125,7 @@ def channels_of(call: Call, plan: Plan) -> int | None:
     schedule = read_schedule(text, call.site)
     if schedule.family != "concurrent" or schedule.comm_engine != "cu":
         return None
-    return int(schedule.comm_cus) or None
+    return int(schedule.comm_cus or 0) or None
 
 
 def _joined(choice: Choice, following: Choice) -> Choice:

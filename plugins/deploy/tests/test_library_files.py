@@ -194,6 +194,13 @@ def test_a_general_row_after_special_ones_is_fine() -> None:
     assert [row.line for row in rows if row is not None] == [1, 2]
 
 
+def test_a_file_of_thousands_of_rows_is_read_in_linear_time() -> None:
+    rows = [TunerRow("allreduce", 8 * place, 8 * place + 7, "ring", "ll", 1, 1, 8) for place in range(20_000)]
+    assert len(read_tuner(tuner_text(rows), "t.conf", "nccl").rows) == len(rows)
+    ranks = [TunerRow("allgather", 0, 7, "ring", "ll", 1, 1, place + 1) for place in range(5_000)]
+    assert len(read_tuner(tuner_text(ranks), "t.conf", "nccl").rows) == len(ranks)
+
+
 def test_libraries_differ_in_channels_that_they_have_and_leave() -> None:
     row = "allreduce,0,1024,ring,ll,112,1,8\n"
     assert read_tuner(row, "t.conf", "rccl").rows[0].channels == 112
@@ -390,6 +397,22 @@ def test_entries_that_iris_never_finds_or_cannot_use_are_refused(key: str | None
     with pytest.raises(ConfigError) as caught:
         iris_table.read_table(json.dumps({key or fine: entry}), "i.json")
     assert any(rule in problem.rule for problem in caught.value.problems)
+
+
+@pytest.mark.parametrize(("name", "words"), [("nccl_tuner", AMD), ("rccl_tuner", NVIDIA)])
+def test_a_tuner_is_of_the_vendor_of_the_gpus(name: str, words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="another vendor"):
+        write_all(tools()[name], {"sites": {}}, "plan.yaml", facts(words))
+
+
+@pytest.mark.parametrize("text", ["megatron_async_sums", "transformer_engine", "conccl", "c3_sp"])
+@pytest.mark.parametrize("name", OF_STEP)
+def test_schedules_that_a_file_has_no_number_for_are_left_unsaid(name: str, text: str) -> None:
+    plan = {"sites": {"ffn_in_backward": text}, "parallel": {"tp": 4}}
+    of_step = facts_for(name)
+    for part in write_all(tools()[name], plan, "plan.yaml", of_step).values():
+        by_priority = any("is_high_priority_stream" in row.name for row in part.rows)
+        assert ("sites.ffn_in_backward" in part.unsaid) != by_priority
 
 
 def test_iris_is_of_machines_whose_architecture_is_known() -> None:
