@@ -27,8 +27,10 @@ from dse.space import get_path
 from dse.study.plan import plan as plan_study
 from dse_collectives.schedule_files import read_schedule as read_collective
 from dse_deploy.command import nearest, write_all
+from dse_deploy.facts import UNKNOWN, ModelFacts
 from dse_deploy.planned_step import PlannedStep, check_target
 from dse_deploy.settings import tools
+from dse_deploy.step_files import STEP_FORMATS
 from simulators.steps.backend import StepBackend
 from simulators.steps.overlap.sites import SITES
 from simulators.steps.plan.choices import OFF
@@ -101,8 +103,10 @@ def _error(tool: str, plan: Mapping[str, Any], step: tuple[str, str, int]) -> fl
         if tools()[tool].files[0].format == "msccl":
             read_collective(file)  # which refuses all that is no schedule of a collective
         check_target(tool, plan, PlannedStep(_base(step), StepBackend(), frozenset()))
-        back = nearest(tools()[tool], plan, write_all(tools()[tool], plan, "plan.yaml"))
-        file.write_text(yaml.safe_dump({"tool": tool, **back}))
+        of_step = any(part.format in STEP_FORMATS for part in tools()[tool].files)
+        facts = _facts(step) if of_step else UNKNOWN
+        back = nearest(tools()[tool], plan, write_all(tools()[tool], plan, "plan.yaml", facts), facts)
+        file.write_text(yaml.safe_dump({"tool": tools()[tool].like or tool, **back}))
         judged = _judged_s(file, step)
     direct = _direct_s(tool, back, step)
     return abs(judged - direct) / direct
@@ -127,6 +131,12 @@ def _typed_paths(step: tuple[str, str, int]) -> set[str]:
 @cache
 def _base(step: tuple[str, str, int]) -> dict[str, Any]:
     return dict(next(iter(scenarios(composed_design(_request(step).tree)).values())))
+
+
+@cache
+def _facts(step: tuple[str, str, int]) -> ModelFacts:
+    planned = PlannedStep(_base(step), StepBackend(), frozenset())
+    return planned.facts(planned.tree)
 
 
 def _judged_s(file: Path, step: tuple[str, str, int]) -> float:

@@ -68,7 +68,9 @@ def choices(calls: Sequence[Call], plan: Plan) -> Iterator[tuple[TunerRow, Choic
             lows, highs, ways = zip(*equal, strict=True)
             if way is not None:
                 choice = functools.reduce(_joined, ways)
-                yield TunerRow(collective, lows[0], highs[-1], *choice.way, nodes, ranks), choice
+                algorithm, protocol, channels = choice.way
+                row = TunerRow(collective, lows[0], highs[-1], algorithm, protocol, channels, nodes, ranks)
+                yield row, choice
 
 
 def without_row(calls: Sequence[Call]) -> Iterator[str]:

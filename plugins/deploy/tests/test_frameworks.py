@@ -985,7 +985,8 @@ def test_plans_given_back_through_every_exporter_are_judged_as_their_sites_are()
     errors = judge_errors(3, seed=1)
     assert errors.worst <= 1e-12
     assert errors.judged + errors.refused == 3 * len(tools())
-    assert all(errors.by_tool.get(name, 0) > 0 for name in tools() if name != "msccl")
+    # the steps are on NVIDIA's GPUs
+    assert all(errors.by_tool.get(name, 0) > 0 for name in tools() if name not in ("msccl", "rccl_tuner", "iris"))
 
 
 _SERVED: dict[str, Any] = {
