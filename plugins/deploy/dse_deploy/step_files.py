@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from dse.errors import ConfigError, Problem
@@ -11,18 +11,10 @@ from dse_deploy import communicators, iris_table, tuner_plan
 from dse_deploy.facts import ModelFacts
 from dse_deploy.settings import Row, SettingsFile, Written
 from dse_deploy.tuner_file import library_files, read_tuner, tuner_format, tuner_text
-from dse_deploy.tuner_plan import COLLECTIVES
+from dse_deploy.tuner_plan import COLLECTIVES, Unplanned
 from studies.plan.plan_file import Plan, leaves_of
 
 NAME_THE_STEP = "name the step: model=<name> system=<name> run.mode=<mode> parallel.tp=<GPUs>"
-
-
-@dataclass
-class ReadFile:
-    """What a file says that no plan has. unread: it means nothing to the step; unmodelled: it changes the step."""
-
-    unread: list[str] = field(default_factory=list)
-    unmodelled: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -36,7 +28,7 @@ class StepFormat:
 
     rows: Callable[[Plan, ModelFacts], list[Row]]
     text: Callable[[Sequence[Row], str], str]
-    read: Callable[[str, str, ModelFacts, dict[str, Any]], ReadFile]
+    read: Callable[[str, str, ModelFacts, dict[str, Any]], Unplanned]
     of_calls: bool = True
     left_out: Callable[[ModelFacts], Iterable[str]] = lambda facts: ()
 
@@ -52,7 +44,7 @@ def write_step_file(file: SettingsFile, plan: Plan, head: str, facts: ModelFacts
     return Written(form.text(rows, head), rows, frozenset(path for path, _ in leaves_of(plan)) - covered)
 
 
-def read_step_file(file: SettingsFile, text: str, facts: ModelFacts, plan: dict[str, Any]) -> ReadFile:
+def read_step_file(file: SettingsFile, text: str, facts: ModelFacts, plan: dict[str, Any]) -> Unplanned:
     """Put what a file says into a plan. Raises ConfigError with the file, its line and the rule."""
     form = STEP_FORMATS[file.format]
     read = form.read(text, file.name, facts, plan)
@@ -73,7 +65,8 @@ def _tuner(library: str) -> StepFormat:
         if (own := tuner_format().library_of(facts.gpu)) != library:
             rule = f"is of another vendor's GPUs than the step's, {facts.gpu}"
             raise ConfigError([Problem("to", rule, f"{library}_tuner", f"write to={own}_tuner")])
-        return [_tuner_row(row, choice, plan) for row, choice in tuner_plan.choices(facts.calls, plan)]
+        chosen = tuner_plan.choices(facts.calls, plan, tuner_format().libraries[library].most_channels)
+        return [_tuner_row(row, choice, plan) for row, choice in chosen]
 
     def text(rows: Sequence[Row], head: str) -> str:
         notes = [
@@ -85,9 +78,8 @@ def _tuner(library: str) -> StepFormat:
         ]
         return tuner_text([row.value for row in rows], notes)
 
-    def read(text: str, name: str, facts: ModelFacts, plan: dict[str, Any]) -> ReadFile:
-        rows_read = tuner_plan.read_rows(read_tuner(text, name, library), facts.calls, plan, unset_channels=unset)
-        return ReadFile(rows_read.unread, rows_read.unmodelled)
+    def read(text: str, name: str, facts: ModelFacts, plan: dict[str, Any]) -> Unplanned:
+        return tuner_plan.read_rows(read_tuner(text, name, library), facts.calls, plan, unset_channels=unset)
 
     def left_out(facts: ModelFacts) -> Iterator[str]:
         yield from tuner_plan.without_row(facts.calls)
@@ -128,9 +120,9 @@ def _communicators(*, megatron: bool) -> StepFormat:
         body = communicators.yaml_text(groups) if megatron else communicators.python_text(groups)
         return "".join(f"# {note}\n" for note in notes) + body
 
-    def read(text: str, name: str, facts: ModelFacts, plan: dict[str, Any]) -> ReadFile:
+    def read(text: str, name: str, facts: ModelFacts, plan: dict[str, Any]) -> Unplanned:
         groups = communicators.read_yaml(text, name) if megatron else communicators.read_python(text, name)
-        return ReadFile(unmodelled=communicators.read_groups(groups, plan))
+        return Unplanned(unmodelled=communicators.read_groups(groups, plan))
 
     return StepFormat(rows, text, read, of_calls=False)
 
@@ -153,8 +145,8 @@ def _iris_text(rows: Sequence[Row], head: str) -> str:
     return iris_table.table_text({row.name: row.value for row in rows})  # JSON has no comments
 
 
-def _iris_read(text: str, name: str, facts: ModelFacts, plan: dict[str, Any]) -> ReadFile:
-    return ReadFile(unread=iris_table.read_entries(iris_table.read_table(text, name), facts.calls, plan))
+def _iris_read(text: str, name: str, facts: ModelFacts, plan: dict[str, Any]) -> Unplanned:
+    return Unplanned(unread=iris_table.read_entries(iris_table.read_table(text, name), facts.calls, plan))
 
 
 STEP_FORMATS: Mapping[str, StepFormat] = {

@@ -57,8 +57,11 @@ def cells() -> Iterator[tuple[int, int, int]]:
     yield low, MOST_BYTES, size
 
 
-def choices(calls: Sequence[Call], plan: Plan) -> Iterator[tuple[TunerRow, Choice]]:
-    """Yield the rows for the collectives of a step, each with what it was chosen by."""
+def choices(calls: Sequence[Call], plan: Plan, most_channels: int) -> Iterator[tuple[TunerRow, Choice]]:
+    """Yield the rows for the collectives of a step, each with what it was chosen by.
+
+    most_channels: that the library has; a plan with more CUs takes so many.
+    """
     for (collective, nodes, ranks), alike in _groups(calls).items():
         by_cell = list[tuple[int, int, Choice | None]]()
         for low, high, size in cells():
@@ -69,8 +72,8 @@ def choices(calls: Sequence[Call], plan: Plan) -> Iterator[tuple[TunerRow, Choic
             if way is not None:
                 choice = functools.reduce(_joined, ways)
                 algorithm, protocol, channels = choice.way
-                row = TunerRow(collective, lows[0], highs[-1], algorithm, protocol, channels, nodes, ranks)
-                yield row, choice
+                least = min(channels, most_channels)
+                yield TunerRow(collective, lows[0], highs[-1], algorithm, protocol, least, nodes, ranks), choice
 
 
 def without_row(calls: Sequence[Call]) -> Iterator[str]:
@@ -146,26 +149,27 @@ def times_in_words(choice: Choice) -> str:
             parts.append(f"{in_words(size, 'byte')}: no protocol was measured, and Simple is assumed")
             continue
         own = switched if choice.algorithm == "nvls" and switched is not None else times[choice.protocol]
-        slower = [f"{in_words(seconds, 's')} by {name}" for name, seconds in times.items() if name != choice.protocol]
+        own_name = "" if choice.algorithm == "nvls" else choice.protocol
+        rings = [f"{in_words(seconds, 's')} by {name}" for name, seconds in times.items() if name != own_name]
         count = sum(other.times for other in choice.calls if other.payload_bytes == size and other.pattern == pattern)
-        parts.append(f"{count:g} x {in_words(size, 'byte')}: {in_words(own, 's')} alone ({', '.join(slower)})")
+        parts.append(f"{count:g} x {in_words(size, 'byte')}: {in_words(own, 's')} alone ({', '.join(rings)})")
     return "; ".join(parts)
 
 
 @dataclass
-class RowsRead:
-    """What rows say of a step. unread: what means nothing to it; unmodelled: what changes it and no plan has."""
+class Unplanned:
+    """What a file says that no plan has. unread: it means nothing to the step; unmodelled: it changes the step."""
 
     unread: list[str] = field(default_factory=list)
     unmodelled: list[str] = field(default_factory=list)
 
 
-def read_rows(file: TunerFile, calls: Sequence[Call], plan: dict[str, Any], *, unset_channels: int) -> RowsRead:
+def read_rows(file: TunerFile, calls: Sequence[Call], plan: dict[str, Any], *, unset_channels: int) -> Unplanned:
     """Put what the rows of a file say of the collectives of a step into a plan. Sites that are there stay.
 
     unset_channels: that the plug-in leaves a collective without a row.
     """
-    result, used = RowsRead(list(file.skipped)), set[int]()
+    result, used = Unplanned(list(file.skipped)), set[int]()
     weight, notes = dict[str, float](), dict[str, list[str]]()
     for call in calls:
         name = tuner_format().collectives.get(call.pattern)

@@ -34,17 +34,17 @@ AMD = ("model=llama3_8b", "system=mi300x_8", "parallel.tp=8", "run.mode=training
 SPLIT = "parallel.sequence_parallel=true"
 OF_STEP = [name for name, tool in tools().items() if tool.files[0].format in STEP_FORMATS]
 BESIDE = ("attention_in_backward", "ffn_in_backward")
-# the configuration of the README of the plug-in (NVIDIA/nccl v2.30.7-1, plugins/tuner/example/README.md)
-PUBLISHED = """\
-# Single-node, small allreduce: use tree algorithm, registered buffers only
-allreduce,0,65536,tree,simple,2,1,-1,-1,1
+# eight to ten columns, wildcards and a collective without a tree, as configurations of the plug-in have them
+EXAMPLE = """\
+# short messages of one node, registered buffers alone
+allreduce,0,32768,tree,ll,4,1,-1,-1,1
 
-# 4-node, 32-rank setup: medium allreduce, single pipeline op, non-registered buffers
-allreduce,65537,1048576,ring,simple,4,4,32,1,0
+# two nodes of eight
+allreduce,32769,2097152,ring,simple,8,2,16,1,0
 
-allreduce,1048577,4294967295,ring,ll128,-1,-1,-1,4,-1
-broadcast,0,32768,tree,simple,-1,1,-1
-broadcast,32769,4294967295,ring,simple,2,-1,-1,1,0
+allreduce,2097153,8589934592,ring,ll128,-1,-1,-1,4,-1
+broadcast,0,16384,tree,simple,-1,1,-1
+broadcast,16385,8589934592,ring,simple,2,-1,-1,1
 """
 
 
@@ -126,18 +126,18 @@ def test_the_first_row_that_matches_and_is_usable_is_applied(rows: list[TunerRow
     assert not any(row.is_usable(call) for row in before)
 
 
-def test_the_published_example_is_read_and_a_row_without_effect_is_told() -> None:
-    read = read_tuner(PUBLISHED, "nccl_tuner.conf", "nccl")
-    assert [row.values for row in read.rows] == by_plug_in(PUBLISHED)
+def test_an_example_is_read_and_a_row_without_effect_is_told() -> None:
+    read = read_tuner(EXAMPLE, "nccl_tuner.conf", "nccl")
+    assert [row.values for row in read.rows] == by_plug_in(EXAMPLE)
     assert [row.line for row in read.rows] == [2, 5, 7, 8, 9]
     (note,) = read.skipped
     assert note.startswith("nccl_tuner.conf:8 has no effect: the library has no broadcast by tree and simple")
     # it is passed over, and nothing else is of this size
     assert read.row_for(TunerCall("broadcast", 100, 1, 8)) is None
-    row = read.row_for(TunerCall("allreduce", 1 << 20, 4, 32))
-    assert row is not None and (row.algorithm, row.channels) == ("ring", 4)
-    assert read.row_for(TunerCall("allreduce", 1 << 20, 4, 32, registered=1)) is None
-    assert read.row_for(TunerCall("allreduce", 1 << 20, 2, 16)) is None
+    row = read.row_for(TunerCall("allreduce", 1 << 20, 2, 16))
+    assert row is not None and (row.algorithm, row.channels) == ("ring", 8)
+    assert read.row_for(TunerCall("allreduce", 1 << 20, 2, 16, registered=1)) is None
+    assert read.row_for(TunerCall("allreduce", 1 << 20, 4, 32)) is None
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_a_plan_that_files_can_say_is_the_same_after_writing_and_reading(
 def test_rows_have_the_plan_s_cus_at_the_size_of_its_collective_and_the_library_s_elsewhere() -> None:
     of_step = facts(NVIDIA)
     plan = {"sites": {"attention_in_backward": "c3_sp comm_cus=12"}, "parallel": {"collectives": "library"}}
-    rows = [row for row, _ in choices(of_step.calls, plan) if row.collective == "reducescatter"]
+    rows = [row for row, _ in choices(of_step.calls, plan, 64) if row.collective == "reducescatter"]
     (call,) = {call.payload_bytes for call in of_step.calls if call.site == "attention_in_backward"}
     library = next(call.library_channels for call in of_step.calls)
     assert {row.channels for row in rows if row.low <= call <= row.high} == {12}
@@ -254,9 +254,16 @@ def test_rows_have_the_plan_s_cus_at_the_size_of_its_collective_and_the_library_
     assert {row.algorithm for row in rows} == {"ring"}
 
 
+def test_more_cus_than_the_library_has_channels_are_as_many_as_it_has() -> None:
+    tool, of_step = tools()["nccl_tuner"], facts(NVIDIA)
+    plan = {"sites": {"ffn_in_backward": "c3_sp comm_cus=100"}, "parallel": {"tp": 4}}
+    back = nearest(tool, plan, write_all(tool, plan, "plan.yaml", of_step), of_step)
+    assert back["sites"]["ffn_in_backward"] == "c3_sp comm_cus=64"
+
+
 def test_each_row_has_the_fastest_protocol_at_the_sizes_of_the_step() -> None:
     of_step = facts(NVIDIA)
-    for row, choice in choices(of_step.calls, {"parallel": {"collectives": "library"}}):
+    for row, choice in choices(of_step.calls, {"parallel": {"collectives": "library"}}, 64):
         for call in choice.calls:
             times = call.by_protocol(call.payload_bytes)
             assert row.protocol == min(times, key=lambda name: times[name])
