@@ -289,8 +289,13 @@ def test_a_file_is_exported_read_back_and_told_what_no_plan_has(
 ) -> None:
     plan = {"sites": dict.fromkeys(BESIDE, "c3_sp comm_cus=16"), "parallel": {"collectives": "library"}}
     (elsewhere / "plan.yaml").write_text(yaml.safe_dump({**plan, "step": [*NVIDIA, SPLIT, "stack=megatron_2026"]}))
-    assert main(["settings", "export", "plan=plan.yaml", "to=nccl_tuner", "out=theirs"]) == 0
-    assert "by NCCL's tuner" in capsys.readouterr().out
+    # a plan, or the folder that it is in
+    texts = list[str]()
+    for name in ("plan.yaml", "."):
+        assert main(["settings", "export", f"plan={name}", "to=nccl_tuner", "out=theirs"]) == 0
+        assert "by NCCL's tuner" in capsys.readouterr().out
+        texts.append((elsewhere / "theirs" / "nccl_tuner.conf").read_text())
+    assert texts[0] == texts[1]
     line = ["settings", "import", "settings=theirs/nccl_tuner.conf", "from=nccl_tuner", "out=back.yaml"]
     assert main([*line, *NVIDIA, SPLIT]) == 0
     printed = capsys.readouterr().out
