@@ -123,14 +123,14 @@ def read_python(text: str, name: str) -> dict[str, dict[str, Any]]:
     """Options by group of a module, which is not run. name: of the file, in messages. Raises ConfigError."""
     try:
         body = ast.parse(text).body
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError([Problem(name, f"is no Python: {error}")]) from None
     for node in body:
         targets = [target.id for target in getattr(node, "targets", ()) if isinstance(target, ast.Name)]
         if isinstance(node, ast.Assign) and targets == [_CONSTANT]:
             try:
                 tree = ast.literal_eval(node.value)
-            except (ValueError, TypeError):
+            except (ValueError, TypeError, RecursionError, MemoryError):
                 rule = "is no literal, and a file is never run"
                 raise ConfigError([Problem(f"{name}:{node.lineno}.{_CONSTANT}", rule)]) from None
             return _checked(tree, name, megatron=False)

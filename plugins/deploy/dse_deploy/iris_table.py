@@ -20,8 +20,8 @@ from dse_deploy.tuner_plan import channels_of
 from studies.plan.plan_file import Plan
 
 _KEY = re.compile(
-    r"arch=(?P<arch>[^|]+)\|world=(?P<world>\d+)\|nwg=(?P<nwg>\d+)\|mode=(?P<mode>fused|concurrent)"
-    r"\|coll=(?P<coll>\w+)\|g=(?P<g>\d+x\d+x\d+)\|c=(?P<c>\d+x\d+)"
+    r"arch=(?P<arch>[^|]+)\|world=(?P<world>[0-9]{1,6})\|nwg=(?P<nwg>[0-9]{1,6})\|mode=(?P<mode>fused|concurrent)"
+    r"\|coll=(?P<coll>\w+)\|g=(?P<g>[0-9]+x[0-9]+x[0-9]+)\|c=(?P<c>[0-9]+x[0-9]+)"
 )
 
 
@@ -64,7 +64,7 @@ def read_table(text: str, name: str) -> dict[str, Mapping[str, Any]]:
     """Key -> `gemm_wgs` and `gemm_block`. name: of the file, in messages. Raises ConfigError."""
     try:
         tree = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError([Problem(name, f"is no JSON, and Iris takes it for empty: {error}")]) from None
     check, read = Problems(), dict[str, Mapping[str, Any]]()
     if not isinstance(tree, Mapping):

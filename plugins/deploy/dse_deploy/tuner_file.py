@@ -27,7 +27,7 @@ ANY = -1
 MOST_BYTES = 2**64 - 1
 """The largest size of a message that a `size_t` holds."""
 _SIZES, _MATCHED = ("min_bytes", "max_bytes"), ("nNodes", "nRanks", "numPipeOps", "regBuff")
-_NUMBER = re.compile(r"[+-]?\d+")
+_NUMBER = re.compile(r"[+-]?[0-9]+")
 
 
 class Reach(Frozen):
@@ -198,8 +198,7 @@ def read_tuner(text: str, name: str, library: str) -> TunerFile:
     check, rows, skipped = Problems(), list[TunerRow](), list[str]()
     reader = _LineReader(name, tuner_format(), tuner_format().libraries[library], check)
     for place, line in enumerate(text.split("\n"), 1):
-        reader.check_length(place, line)
-        if not line or line.startswith("#"):
+        if not reader.fits(place, line) or not line or line.startswith("#"):
             continue
         note = reader.skipped(place, line)
         if note:
@@ -222,11 +221,13 @@ class _LineReader:
     library: TunerLibrary
     check: Problems
 
-    def check_length(self, place: int, line: str) -> None:
-        """Note a line of which the C plug-in would read the end as another line."""
-        if len(line.encode()) >= self.form.line_bytes:
-            rule = f"has {len(line.encode())} bytes, of which the plug-in reads {self.form.line_bytes - 1} as one line"
+    def fits(self, place: int, line: str) -> bool:
+        """Tell whether the C plug-in reads a line at once; note one of which it would take the end for another."""
+        size, most = len(line.encode()), self.form.line_bytes
+        if size >= most:
+            rule = f"has {size} bytes, of which the plug-in reads {most - 1} as one line"
             self.check.add(f"{self.name}:{place}", rule, way_out="shorten it")
+        return size < most
 
     def columns(self, line: str) -> list[str]:
         """Columns of a line without blanks around them; a last one that is empty is none."""

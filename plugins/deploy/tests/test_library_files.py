@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
@@ -175,6 +176,8 @@ GOOD = "allreduce,0,1024,ring,ll,2,1,8,-1,-1"
         ("allreduce,1024,4096,ring,simple,2,1,8", "t.conf:2", "overlaps line 1"),
         ("allreduce,0,512,ring,simple,2,1,8,1,0", "t.conf:2", "is never applied, as line 1 matches all"),
         (f"# {'long ' * 60}", "t.conf:2", "as one line"),
+        (f"allreduce,0,{'9' * 5000},ring,ll,2,1,8", "t.conf:2", "as one line"),
+        ("allreduce,0,１２,ring,ll,2,1,8", "t.conf:2.max_bytes", "no whole number"),
     ],
 )
 def test_a_line_that_the_plug_in_would_read_as_something_else_is_refused(
@@ -425,6 +428,26 @@ def test_schedules_that_a_file_has_no_number_for_are_left_unsaid(name: str, text
     for part in write_all(tools()[name], plan, "plan.yaml", of_step).values():
         by_priority = any("is_high_priority_stream" in row.name for row in part.rows)
         assert ("sites.ffn_in_backward" in part.unsaid) != by_priority
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "[]"])
+def test_what_is_no_table_of_iris_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        iris_table.read_table(text, "i.json")
+
+
+@drawn(200)
+@given(text=st.text(max_size=300))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    readers = (
+        lambda: read_tuner(text, "x", "nccl"),
+        lambda: communicators.read_yaml(text, "x"),
+        lambda: communicators.read_python(text, "x"),
+        lambda: iris_table.read_table(text, "x"),
+    )
+    for read in readers:
+        with contextlib.suppress(ConfigError):
+            read()
 
 
 def test_iris_is_of_machines_whose_architecture_is_known() -> None:
