@@ -74,20 +74,29 @@ def judged_rows(folder: Path) -> Judged:
 
     Raises FileNotFoundError where the folder has no tables.
     """
-    paths, judged = tables_below(folder), Judged()
+    paths = tables_below(folder)
     if not paths:
         raise FileNotFoundError(f"{folder} holds no tables of exchanges")
-    for path in paths:
-        reasons = Counter({_UNREAD: count_unread(path)})
-        for row in read_rows(path):
-            if reason := _reason_against(row):
-                reasons[reason] += 1
-            else:
-                judged.append((path, row))
-        for reason, count in reasons.items():
-            if count:
-                report_left_out(path.name, reason, rows=count)
+    return [row for path in paths for row in _judged_of(path)]
+
+
+def _judged_of(path: Path) -> Judged:
+    """The same of one table."""
+    judged, reasons = Judged(), Counter({_UNREAD: count_unread(path)})
+    for row in read_rows(path):
+        if reason := _reason_against(row):
+            reasons[reason] += 1
+        else:
+            judged.append((path, row))
+    for reason, count in reasons.items():
+        if count:
+            report_left_out(path.name, reason, rows=count)
     return judged
+
+
+def errors_of(path: Path) -> list[float]:
+    """Errors of the rows of one table that nothing was fitted on and that have constants."""
+    return [_error(row) for _, row in _judged_of(path)]
 
 
 _UNREAD = "low-latency modes and kernels without a model, or repetitions of other rows"

@@ -11,9 +11,12 @@ With a folder of measured tables, all rows are judged that no constant was fitte
                             also by GPU
 
     gemm_with_collective_median  median relative error of whole operations, serial and overlapped, by implementations of
-                            overlap; `pays_right`: share of those in which overlap pays, or loses, by us as measured
+                            overlap; `sign`: share of those in which overlap pays, or loses, by us as measured
+    moe_dispatch_median     median relative error of exchanges of experts over EFA, of the kernels that have constants
 
 Without one, the models alone:
+
+    files_read_back         kinds of files for libraries that are written, and read back as what was planned
 
     unequal_costs           questions (machine, pattern, software, size) to which two doors answer differently
     monotone_breaks         larger payloads, more GPUs that send no less at a switch, or slower links, in less time
@@ -32,9 +35,11 @@ from typing import Any, get_args
 
 import numpy as np
 
+from benchmarks.expert_exchanges import errors_of
 from dse.config.options import list_options
 from dse.values import put
-from dse_calibration.overlap_measured.gemm_collective import predict_overlap
+from dse_calibration.overlap_measured.paired_tables import predict_pairs
+from dse_deploy.read_back import count_read_back
 from simulators.costs.algorithms import Pattern
 from simulators.costs.collective import collective_cost, collective_seconds, machine_ring
 from simulators.costs.collective_paths import path_of
@@ -44,7 +49,7 @@ from simulators.costs.transfer import TransferMode, alone, is_measured, library_
 from simulators.hardware.machine import System, tree_of
 from simulators.hardware.network import Pattern as LinkPattern
 from simulators.steps.operators.work import Exchange, collective
-from validation.library_rows import FROM_BYTES, XLA_GPUS, LibraryRow, counts, read_gemms, read_libraries, read_xla
+from validation.library_rows import EXCHANGES, FROM_BYTES, GEMMS, XLA_GPUS, LibraryRow, counts, read_libraries, read_xla
 
 SIZES = 2.0 ** np.arange(10, 31)
 _NEAR = 1e-12
@@ -140,7 +145,7 @@ def against_xla(folder: Path) -> dict[str, Any]:
 
 def against_gemms(folder: Path) -> dict[str, Any]:
     """Figures of whole operations, one GEMM and its collective."""
-    rows = [predict_overlap(cells) for cells in read_gemms(folder)]
+    rows, _ = predict_pairs(folder / GEMMS)
     members = [row for row in rows if not row.fitted]
     errors = [
         abs(predicted / measured - 1)
@@ -151,8 +156,14 @@ def against_gemms(folder: Path) -> dict[str, Any]:
     return {
         "gemm_with_collective_rows": len(members),
         "gemm_with_collective_median": float(np.median(errors)),
-        "gemm_with_collective_pays_right": float(np.mean([row.right_sign for row in members])),
+        "gemm_with_collective_sign": float(np.mean([row.right_sign for row in members])),
     }
+
+
+def against_exchanges(folder: Path) -> dict[str, Any]:
+    """Figures of dispatch and combine over EFA, which nothing was fitted on."""
+    errors = errors_of(folder / EXCHANGES)
+    return {"moe_dispatch_rows": len(errors), "moe_dispatch_median": float(np.median(np.abs(errors)))}
 
 
 # ---------------------------------------------------------------- models alone
@@ -266,6 +277,8 @@ def figures(folder: Path | None) -> dict[str, Any]:
         result |= against_libraries(folder)
         result |= against_xla(folder)
         result |= against_gemms(folder)
+        result |= against_exchanges(folder)
+    result["files_read_back"] = count_read_back()
     count, apart = unequal()
     result |= {"cost_questions": count, "unequal_costs": len(apart), "unequal": apart}
     count, broken = monotone()

@@ -26,6 +26,7 @@ from validation.calibrated_numbers import Number
 
 LIBRARIES = "libraries/collectives_libraries.csv"
 GEMMS = "libraries/gemm_with_collective.csv"
+EXCHANGES = "libraries/moe_dispatch_efa.csv"
 XLA = "compiler_tables/xla_collectives_{}.csv"
 XLA_GPUS = {"b200": "b200_8", "h100": "h100_8", "mi300x": "mi300x_8"}
 """GPU in the names of XLA's tables -> system."""
@@ -49,13 +50,6 @@ _NAMES = (
 )
 """Regular expression of what a table calls software, whose group is a format or CTAs -> its name in conf/collective."""
 _OUTLIERS = {("ByteDance-Seed/Triton-distributed issue 57 (2025-07-14)", 2097152): "is an outlier, as its source says"}
-_METHODS = {
-    "PyTorch symmetric memory, pipelined": "torch symm_mem async TP",
-    "Triton, copies beside GEMM": "Kraken Triton fused",
-    "fused, multimem reduction on some SMs": "fused GEMM",
-}
-"""What the table of GEMMs calls software -> what `gemm_collective.yaml` does."""
-_OPERATIONS = {"all-gather + GEMM": "ag_gemm", "GEMM + all-reduce": "GEMM+AR"}
 _XLA_PATTERNS = {
     "all-gather": "all_gather",
     "all-reduce": "all_reduce",
@@ -177,22 +171,6 @@ def read_xla(folder: Path, gpu: str) -> list[LibraryRow]:
 
 def _named(cells: Mapping[Any, Any]) -> dict[str, Any]:
     return {str(name): value for name, value in cells.items()}
-
-
-def read_gemms(folder: Path) -> list[dict[str, str]]:
-    """Rows of one GEMM and its collective, in the columns of `dse_calibration.overlap_measured.gemm_collective`."""
-    shape = ["source", "m", "n", "k"]
-    table = pd.read_csv(folder / GEMMS, comment="#", dtype=str)
-    is_serial = table["implementation"].str.startswith("serial")
-    pairs = table[~is_serial].merge(table[is_serial][[*shape, "us"]], on=shape, suffixes=("", "_serial"))
-    rows = list[dict[str, str]]()
-    for cells in map(_named, pairs.to_dict("records")):
-        serial, overlapped = (1e3 * _MICROSECOND * float(cells[name]) for name in ("us_serial", "us"))
-        sizes = {name: cells[name] for name in ("source", "gpu", "gpus", "m", "n", "k", "dtype")}
-        times = {"baseline_ms": str(serial), "overlapped_ms": str(overlapped), "speedup": str(serial / overlapped)}
-        names = {"op": _OPERATIONS[cells["operation"]], "method": _METHODS[cells["implementation"]]}
-        rows.append({**sizes, **times, **names, "notes": cells["note"]})
-    return rows
 
 
 def counts(row: LibraryRow) -> bool:
