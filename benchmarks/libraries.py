@@ -12,10 +12,14 @@ With a folder of measured tables, all rows are judged that no constant was fitte
 
     gemm_with_collective_median  median relative error of whole operations, serial and overlapped, by implementations of
                             overlap; `sign`: share of those in which overlap pays, or loses, by us as measured
+    ratio_p90               90th percentile of the absolute logarithm by which the time of software over that of the
+                            library is off, of groups that hold both (`conf/data/collective_software.yaml`)
     moe_dispatch_median     median relative error of exchanges of experts over EFA, of the kernels that have constants
 
 Without one, the models alone:
 
+    per_site_faster         share of steps of four models whose best numbers of CTAs over tp and over dp, each its own,
+                            beat the best single number for both; `largest_gain_per_site`: by how much at most
     files_read_back         kinds of files for libraries that are written, and read back as what was planned
 
     unequal_costs           questions (machine, pattern, software, size) to which two doors answer differently
@@ -48,9 +52,20 @@ from simulators.costs.collective_table import LibrariesRequest, software_row
 from simulators.costs.transfer import TransferMode, alone, is_measured, library_cus
 from simulators.hardware.machine import System, tree_of
 from simulators.hardware.network import Pattern as LinkPattern
+from simulators.steps.backend import StepBackend, metrics_of
 from simulators.steps.operators.work import Exchange, collective
+from simulators.workloads.model_zoo import model_tree, option_tree
 from validation.library_rows import EXCHANGES, FROM_BYTES, GEMMS, XLA_GPUS, LibraryRow, counts, read_libraries, read_xla
 
+_LIBRARIES = ("nccl", "rccl")
+_CTAS = (0, 4, 8, 16)
+_STEPS = (
+    ("a100_8", "llama3_8b", 2),
+    ("a100_8", "llama3_70b", 4),
+    ("h100_8", "llama3_8b", 2),
+    ("h200_8", "llama3_70b", 4),
+)
+"""Systems and models of steps whose CTAs are chosen, and GPUs of a layer."""
 SIZES = 2.0 ** np.arange(10, 31)
 _NEAR = 1e-12
 _FASTER_LINKS = (1.0, 1.25, 2.0)
@@ -115,10 +130,28 @@ def against_libraries(folder: Path) -> dict[str, Any]:
         "fastest_right": float(np.mean([right for _, right, _ in decided])),
         "fastest_right_from_256_kib": float(np.mean([right for _, right, _ in large])),
         "fastest_groups": len(decided),
+        "ratio_p90": ratio_p90(rows),
         "largest_loss_of_a_choice": max(loss for *_, loss in decided),
         "not_judged": unknown,
         "misses": [_miss(row) for row in sorted(members, key=lambda row: -abs(row.error))[:8]],
     }
+
+
+def ratio_p90(rows: Iterable[LibraryRow]) -> float:
+    """90th percentile of the errors [natural logarithm] of times of software over the library's in its group."""
+    groups = dict[tuple[Any, ...], list[LibraryRow]]()
+    for row in rows:
+        if row.call is not None:
+            groups.setdefault((row.cells["source"], row.num_gpus, row.num_bytes, row.pattern), []).append(row)
+    errors = list[float]()
+    for members in groups.values():
+        library = next((row for row in members if row.call is not None and row.call.name in _LIBRARIES), None)
+        if library is None:
+            continue
+        ours, measured = library.predicted_s, library.seconds
+        others = (row for row in members if row is not library and not row.is_fitted())
+        errors += [abs(float(np.log(row.predicted_s / ours * measured / row.seconds))) for row in others]
+    return float(np.quantile(errors, 0.9))
 
 
 def _miss(row: LibraryRow) -> str:
@@ -246,6 +279,26 @@ def monotone() -> tuple[int, list[str]]:
     return count, broken
 
 
+def per_site() -> dict[str, float]:
+    """Figures of CTAs over tp and over dp, each its own, against one number for both, in steps of four models."""
+    gains = list[float]()
+    for system, model, tp in _STEPS:
+        dp = System.model_validate(tree_of(system)).node.num_gpus // tp
+        options = {group: option_tree(group, name) for group, name in (("optimizer", "adam"), ("kernels", "flash"))}
+        run = {"mode": "training", "batch": 1, "sequence_length": 4096, "precision": "bf16"}
+        tree = {"system": tree_of(system), "model": model_tree(model), "run": run, **options}
+        steps = {
+            (over_tp, over_dp): StepBackend().design(
+                {**tree, "parallel": {"tp": tp, "pp": 1, "dp": dp, "tp_ctas": over_tp, "dp_ctas": over_dp}}
+            )
+            for over_tp, over_dp in itertools.product(_CTAS, repeat=2)
+        }
+        times = {ctas: float(metrics_of(step)["iteration_s"]) for ctas, step in steps.items()}
+        at_once = min(times[count, count] for count in _CTAS)
+        gains.append(at_once / min(times.values()) - 1)
+    return {"per_site_faster": float(np.mean(np.array(gains) > 0)), "largest_gain_per_site": max(gains)}
+
+
 def _never_falls(system: System, pattern: Pattern, name: str) -> bool:
     """Whether more GPUs of a node never take less time, but for what each of them sends less."""
     before, sent = np.zeros(SIZES.shape), np.ones(SIZES.shape)
@@ -278,6 +331,7 @@ def figures(folder: Path | None) -> dict[str, Any]:
         result |= against_xla(folder)
         result |= against_gemms(folder)
         result |= against_exchanges(folder)
+    result |= per_site()
     result["files_read_back"] = count_read_back()
     count, apart = unequal()
     result |= {"cost_questions": count, "unequal_costs": len(apart), "unequal": apart}

@@ -174,6 +174,11 @@ class Call:
         formats = self.software.formats
         return None if not formats else formats[self.name.partition(":")[2] or next(iter(formats))]
 
+    @property
+    def is_lossy(self) -> bool:
+        """Tell whether it sends fewer bits than it is given."""
+        return self.format is not None and self.format.wire < 1
+
 
 def _similar(name: str) -> str:
     return did_you_mean(name, [*list_options(GROUP), *ALGORITHMS])

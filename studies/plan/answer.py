@@ -16,6 +16,7 @@ from simulators.steps.overlap.sites import SERIAL, read_schedule
 from simulators.steps.plan.layouts import LayoutQuestion, LayoutSection, usual
 from studies.plan.fitting import may_not_fit
 from studies.plan.flips import Uncertain
+from studies.plan.libraries import library_line
 from studies.plan.plan_file import all_leaves, over_step, step_of_run
 from studies.plan.power import power_line
 from studies.plan.stacks import defaults_of, measured_line, named, software_line, tool_facts, ways
@@ -39,7 +40,7 @@ def plan_lines(plan: StepPlan, *, again: str = "") -> Iterator[Table | str]:
     if plan.before is not plan.serial:
         yield from _nothing_overlapped(plan)
     yield from filter(None, [software_line(plan.config), measured_line(plan.point_tree(plan.best))])
-    yield from filter(None, [power_line(plan)])
+    yield from filter(None, [power_line(plan), library_line(plan)])
     yield stored_line(plan.design(plan.best), plan.best)
     if plan.choices:
         yield _choices_table(plan)
