@@ -28,6 +28,7 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -284,10 +285,23 @@ def _by_fewer_ctas(
         return seconds
     if group.ctas is None and (machine.gpu.clock is None or port_bytes_per_s is not None):
         return seconds
-    cus = None if group.ctas is None else channel_cus(machine, group.ctas, pattern)
-    fill = library_fill(machine, pattern, cus=cus, port_bytes_per_s=port_bytes_per_s)
+    fill = _library_fill(machine, pattern, group.ctas, port_bytes_per_s)
     moving = np.maximum(seconds - constants.launch_s, 0.0)  # a single GPU has none
     return np.asarray(np.where(seconds > 0, constants.launch_s + moving / fill, seconds))
+
+
+def _library_fill(
+    machine: System, pattern: LinkPattern, ctas: ArrayLike | None, port_bytes_per_s: ArrayLike | None
+) -> Floats:
+    """Share of what a library fills of the links (`library_fill`), of nodes whose numbers of GPUs may differ."""
+    counts = np.asarray(machine.node.num_gpus)
+    fills: Any = np.ones(counts.shape)
+    for count in np.unique(counts):
+        system = machine if counts.ndim == 0 else links_of(machine, int(count))
+        cus = None if ctas is None else channel_cus(system, ctas, pattern)
+        fill = library_fill(system, pattern, cus=cus, port_bytes_per_s=port_bytes_per_s)
+        fills = np.where(counts == count, fill, fills)
+    return np.asarray(fills, float)
 
 
 def _short_sum_s(of: ShortSums, group: Group) -> Floats:

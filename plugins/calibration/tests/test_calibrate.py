@@ -317,6 +317,7 @@ def test_a_system_is_found_by_name_or_path_and_says_what_it_lacks(tmp_path: Path
 def test_every_device_has_few_constants() -> None:
     assert [name for name, value in TYPICAL if value is not None] == list(PRIORS)
     facts = {"cache_bytes", "cache_speed", "weights_cache_bytes", "fused_setup_s", "tiles", "streaming", "cast_traffic"}
+    facts.add("sustained_clock")
     assert {*PRIORS, *LIBRARY_PRIORS, *facts} == set(Efficiency.model_fields)
     assert (len(PRIORS), len(LIBRARY_PRIORS)) == (6, 9)
     assert LIBRARY_GEMMS <= 24
