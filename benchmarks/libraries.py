@@ -55,6 +55,7 @@ from simulators.hardware.network import Pattern as LinkPattern
 from simulators.steps.backend import StepBackend, metrics_of
 from simulators.steps.operators.work import Exchange, collective
 from simulators.workloads.model_zoo import model_tree, option_tree
+from validation.left_out import given_folder
 from validation.library_rows import EXCHANGES, FROM_BYTES, GEMMS, XLA_GPUS, LibraryRow, counts, read_libraries, read_xla
 
 _LIBRARIES = ("nccl", "rccl")
@@ -102,17 +103,25 @@ def by_software(rows: Sequence[LibraryRow]) -> dict[str, Any]:
 
 
 def choices(rows: Iterable[LibraryRow]) -> Iterator[tuple[float, bool, float]]:
-    """Yield size, whether the fastest by us was measured to be, and its measured time over the least, of each group."""
+    """Yield size, whether the fastest by us was measured to be, and its measured time over the least, of each group.
+
+    Groups with a row that a constant was fitted on are left out.
+    """
+    for (*_, size), members in _groups(rows).items():
+        if len({row.label for row in members}) > 1 and not any(row.is_fitted() for row in members):
+            chosen, least = min(members, key=lambda row: row.predicted_s), min(row.seconds for row in members)
+            loss = chosen.seconds / least - 1
+            yield size, loss <= _NEAR_FASTEST, loss
+
+
+def _groups(rows: Iterable[LibraryRow]) -> dict[tuple[Any, ...], list[LibraryRow]]:
+    """Rows of known software by source, collective, machine, number of GPUs and size."""
     groups: dict[tuple[Any, ...], list[LibraryRow]] = {}
     for row in rows:
         if row.call is not None:
             key = row.cells["source"], row.pattern, row.system, row.num_gpus, row.num_bytes
             groups.setdefault(key, []).append(row)
-    for (*_, size), members in groups.items():
-        if len({row.label for row in members}) > 1:
-            chosen, least = min(members, key=lambda row: row.predicted_s), min(row.seconds for row in members)
-            loss = chosen.seconds / least - 1
-            yield size, loss <= _NEAR_FASTEST, loss
+    return groups
 
 
 def against_libraries(folder: Path) -> dict[str, Any]:
@@ -139,18 +148,13 @@ def against_libraries(folder: Path) -> dict[str, Any]:
 
 def ratio_p90(rows: Iterable[LibraryRow]) -> float:
     """90th percentile of the errors [natural logarithm] of times of software over the library's in its group."""
-    groups = dict[tuple[Any, ...], list[LibraryRow]]()
-    for row in rows:
-        if row.call is not None:
-            groups.setdefault((row.cells["source"], row.num_gpus, row.num_bytes, row.pattern), []).append(row)
     errors = list[float]()
-    for members in groups.values():
-        library = next((row for row in members if row.call is not None and row.call.name in _LIBRARIES), None)
-        if library is None:
-            continue
-        ours, measured = library.predicted_s, library.seconds
-        others = (row for row in members if row is not library and not row.is_fitted())
-        errors += [abs(float(np.log(row.predicted_s / ours * measured / row.seconds))) for row in others]
+    for members in _groups(rows).values():
+        of_library = [row for row in members if row.call is not None and row.call.name in _LIBRARIES]
+        for row in members:
+            if of_library and row not in of_library and not row.is_fitted():
+                ours, measured = of_library[0].predicted_s, of_library[0].seconds
+                errors.append(abs(float(np.log(row.predicted_s / ours * measured / row.seconds))))
     return float(np.quantile(errors, 0.9))
 
 
@@ -342,7 +346,7 @@ def figures(folder: Path | None) -> dict[str, Any]:
 def main(words: Sequence[str] | None = None) -> int:
     """Print the figures; the exit code is 1 where doors differ or a check breaks."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.libraries", description=str(__doc__).splitlines()[0])
-    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of measured tables")
+    parser.add_argument("--data", type=given_folder, metavar="DIR", help="folder of measured tables")
     parser.add_argument("--json", action="store_true", help="print JSON")
     typed = parser.parse_args(words)
     result = figures(typed.data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,12 @@ from hypothesis import strategies as st
 from dse.values import put
 from simulators.costs.collective import collective_cost, machine_ring
 from simulators.costs.transfer import TransferMode, alone, library_fill
-from simulators.hardware.machine import tree_of
+from simulators.hardware.machine import System, tree_of
 from simulators.hardware.schedule_system import ScheduleSystem
 from simulators.steps.backend import StepBackend, metrics_of
 from simulators.steps.design import StepDesign
+from simulators.steps.spread.groups import groups
+from simulators.workloads.model import Parallel
 from simulators.workloads.model_zoo import model_tree, option_tree
 
 BACKEND = StepBackend()
@@ -52,6 +55,28 @@ def test_as_many_ctas_as_the_library_takes_change_nothing() -> None:
     system = tree_of("a100_8")
     most = int(system["gpu"]["cu_copy"]["num_cus"])
     assert metrics_of(training(tp_ctas=most, dp_ctas=most)) == metrics_of(training())
+
+
+@pytest.mark.parametrize(("model", "collectives"), [("library", "in_switch"), ("links", "library")])
+def test_fewer_ctas_are_slower_whatever_carries_the_bytes(model: str, collectives: Any) -> None:
+    """Also where the switch adds, and where collectives are priced by links."""
+    system = put(System.model_validate(tree_of("h100_8")), "costs.collective", model)
+    group = groups(system, Parallel(tp=4, dp=2, collectives=collectives, tp_ctas=1))["tp"]
+    usual = groups(system, Parallel(tp=4, dp=2, collectives=collectives))["tp"]
+    algorithm = "in_switch" if collectives == "in_switch" else "ring"
+    few, many = (float(collective_cost("all_reduce", algorithm, 64e6, of).seconds) for of in (group, usual))
+    assert few > 1.5 * many
+
+
+@pytest.mark.parametrize("clock", [None, 0.5])
+def test_as_many_ctas_as_the_library_takes_are_as_fast_across_nodes(clock: float | None) -> None:
+    system = System.model_validate(tree_of("mi300x_8_roce"))
+    system = system if clock is None else put(system, "gpu.clock", clock)
+    times = [
+        float(collective_cost("all_reduce", "ring", 256e6, replace(machine_ring(system, 16), ctas=ctas)).seconds)
+        for ctas in (None, system.gpu.cu_copy.num_cus)
+    ]
+    assert times[0] == times[1] > 0
 
 
 def test_gradients_reduced_by_fewer_ctas_leave_more_to_the_backward_pass() -> None:

@@ -96,8 +96,8 @@ class Chip:
     def _running_as(self, gpu: Gpu) -> Self:
         """Return a copy at the clock of a GPU, without the cache that is disabled, faster altogether.
 
-        Arithmetic, the last-level cache (`feed` is per FLOP of peak) and latencies follow the clock. What is sustained
-        at the board's limit does only below the clock that the limit allowed.
+        Arithmetic, the last-level cache (`feed` is per FLOP of peak) and latencies follow the clock. A rate
+        that was sustained at the board's limit falls with the clock only below the clock that the limit allowed.
         """
         # fitted with the cache, and corrected where a machine runs without it
         without = None if gpu.disabled_cache is None else dict(gpu.without_cache or {}).get(gpu.disabled_cache)

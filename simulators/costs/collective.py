@@ -224,13 +224,20 @@ def collective_seconds(
     return collective_cost(pattern, implementation, payload_bytes, group, element_bytes=2).seconds
 
 
-def _over_links(machine: System, pattern: LinkPattern, payload: Floats, num_gpus: ArrayLike) -> Floats:
-    """Time [s] of a collective by kernels over the links of a node (`simulators.costs.transfer.alone`)."""
+def _over_links(
+    machine: System, pattern: LinkPattern, payload: Floats, num_gpus: ArrayLike, ctas: ArrayLike | None
+) -> Floats:
+    """Time [s] of a collective by kernels over the links of a node (`simulators.costs.transfer.alone`).
+
+    ctas: of the kernels; None: as many as the library takes, which more do not exceed.
+    """
     counts, size = np.broadcast_arrays(np.asarray(num_gpus, float), payload)
     seconds = np.zeros(size.shape)  # a single GPU sends nothing
     for count in np.unique(counts[counts > 1]):  # few group sizes in a batch: each has links of its own
         system = _PARTS.get(partial(links_of, machine, int(count)), machine, key=int(count))
-        by = TransferMode("cu", library_cus(system, pattern), pattern)
+        most = library_cus(system, pattern)
+        cus = most if ctas is None else np.minimum(channel_cus(system, ctas, pattern), most)
+        by = TransferMode("cu", cus, pattern)
         seconds = np.where(counts == count, alone(system, size, by=by), seconds)
     return seconds
 
@@ -247,7 +254,7 @@ def _library_s(pattern: Pattern, payload: Floats, group: Group, seconds: Floats)
         here = _by_fewer_ctas(here, inside, pattern, group)
     elif group.links is not None and pattern != "send_recv":
         together = np.ceil(np.asarray(group.num_gpus, float) / np.asarray(group.num_nodes))  # of them in a node
-        here = _over_links(group.links, pattern, payload, together)
+        here = _over_links(group.links, pattern, payload, together, group.ctas)
     if here is not None:  # what leaves a node is no faster than inside it
         seconds = np.where(leaves, np.maximum(seconds, here), here)
     # each GPU sends to all other nodes by its own NIC
@@ -263,7 +270,8 @@ def _library_s(pattern: Pattern, payload: Floats, group: Group, seconds: Floats)
         seconds = np.where(leaves, np.maximum(seconds, sum_s / 2), seconds)
     if across is not None:
         there = protocol_seconds(across, pattern, group.num_gpus, payload, num_nodes=group.num_nodes)
-        there = _by_fewer_ctas(there, across, pattern, group, port_bytes_per_s=group.bytes_per_s)
+        if group.network_bytes_per_s is not None:
+            there = _by_fewer_ctas(there, across, pattern, group, port_bytes_per_s=group.network_bytes_per_s)
         seconds = np.where(leaves, there, seconds)
     return seconds
 
@@ -283,7 +291,7 @@ def _by_fewer_ctas(
     machine = group.links
     if machine is None or pattern == "send_recv" or pattern == "broadcast":
         return seconds
-    if group.ctas is None and (machine.gpu.clock is None or port_bytes_per_s is not None):
+    if group.ctas is None and machine.gpu.clock is None:
         return seconds
     fill = _library_fill(machine, pattern, group.ctas, port_bytes_per_s)
     moving = np.maximum(seconds - constants.launch_s, 0.0)  # a single GPU has none
@@ -325,7 +333,7 @@ def _in_switch(pattern: Pattern, payload_bytes: ArrayLike, group: Group, *, elem
     reads = several * (1 / n if pattern == "all_gather" else 1.0)  # of a tensor, from this GPU's memory
     writes = several * (1 / n if pattern == "reduce_scatter" else 1.0)
     sent = several * (1 + 1 / n) if pattern == "all_reduce" else reads
-    seconds = in_switch_seconds(rate, pattern, n, payload)
+    seconds = in_switch_seconds(rate, pattern, n, payload, num_ctas=np.inf if group.ctas is None else group.ctas)
     steps = several * (2.0 if pattern == "all_reduce" else 1.0)
     inside = (steps, sent * payload, 0 * payload, (reads + writes) * payload, seconds)
     ring = collective_cost(pattern, "ring", payload_bytes, group, element_bytes=element_bytes)

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import libraries
 from simulators.costs.collective_software import all_software, software_of
+from simulators.steps.judge.other_libraries import ratio_error
 from validation.library_rows import XLA_GPUS, call_of, counts, read_libraries, read_xla, rows_fitted_by
 
 MOST_FITTED = 6  # rows of a source
@@ -21,6 +22,7 @@ def test_times_of_libraries_and_which_is_the_fastest(shared: Callable[[str], Pat
     assert figures["implementation_median"] <= 0.15
     assert figures["own_kernels_median"] <= 0.10
     assert figures["fastest_right"] >= 0.85 and figures["fastest_right_from_256_kib"] >= 0.85
+    assert figures["ratio_p90"] == pytest.approx(ratio_error(), rel=0.01)  # the shipped one
     assert figures["largest_loss_of_a_choice"] <= 0.1
 
 
