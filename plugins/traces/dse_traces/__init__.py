@@ -98,4 +98,21 @@ COMMANDS = {
         },
         ("profile advise profile=run.json.gz", "profile advise profile=kernels.csv system=mi300x_8"),
     ),
+    "profile twin": Command(
+        "dse_traces.commands.twin:profile_twin",
+        "profile twin profile=<file> system=<machine> [stack=<stack>] [model=<model>] [kernels=<file>] [out=<folder>]",
+        "fit a shipped machine, and the host of a stack, to a profile of a step: constants for any plan",
+        {
+            "profile": "a file; several, the ranks of one run: a folder, a pattern or a list with commas",
+            "system": "the nearest shipped machine, whose constants are the priors",
+            "stack": "the nearest stack, which is written with the host's time of a launch",
+            "model": "the model of the printed command",
+            "kernels": _KERNELS,
+            "out": "folder to write to, for --config-dir (twin)",
+        },
+        (
+            "profile twin profile=run.json.gz system=h100_8",
+            "profile twin profile='rank*.json.gz' system=h100_8 out=twin",
+        ),
+    ),
 }

@@ -35,9 +35,18 @@ _NAMES = ("low", "median", "high")
 
 def gemm_rows(profiles: Sequence[Profile]) -> list[MeasuredRows]:
     """GEMMs that ran alone, by precision: m of outputs, n of tokens, as tables of GPUs have them."""
+    times = gemm_times(profiles, _MOST_BESIDE)
+    return [_rows(profiles[0].device, precision, by_size) for precision, by_size in sorted(times.items())]
+
+
+def gemm_times(profiles: Sequence[Profile], most_beside: float) -> dict[str, dict[tuple[int, int, int], list[float]]]:
+    """Times [s] of GEMMs that ran alone, by precision and size: m of outputs, n of tokens, k.
+
+    most_beside: share of a kernel's time beside collectives.
+    """
     times: dict[str, dict[tuple[int, int, int], list[float]]] = {}
     for profile in profiles:
-        for text, seconds in _alone(profile):
+        for text, seconds in _alone(profile, most_beside):
             shape = parse_shape(text)
             product = None if shape is None else shape.product
             # tables of GPUs hold single products: batched ones would be compared with the wrong constants
@@ -45,15 +54,15 @@ def gemm_rows(profiles: Sequence[Profile]) -> list[MeasuredRows]:
                 by_size = times.setdefault(shape.precision, {})
                 # PyTorch is row-major, BLAS column-major: n and m change places
                 by_size.setdefault((product.n, product.m, product.k), []).append(seconds)
-    return [_rows(profiles[0].device, precision, by_size) for precision, by_size in sorted(times.items())]
+    return times
 
 
-def _alone(profile: Profile) -> Iterator[tuple[str, float]]:
+def _alone(profile: Profile, most_beside: float) -> Iterator[tuple[str, float]]:
     """Yield shape and time [s] of the GEMMs of a profile beside which nothing communicates."""
     both = side_by_side(profile)
     beside = np.bincount(both.kernel, both.seconds, len(profile)) if len(both.kernel) else np.zeros(len(profile))
     kernels = profile.kernels
-    counts = (kernels["kind"] == _KIND) & kernels["shape"].notna() & (beside < _MOST_BESIDE * profile.seconds)
+    counts = (kernels["kind"] == _KIND) & kernels["shape"].notna() & (beside < most_beside * profile.seconds)
     yield from zip(kernels["shape"][counts], kernels["seconds"][counts].astype(float), strict=True)
 
 
