@@ -16,14 +16,16 @@ from hypothesis import strategies as st
 
 from benchmarks.twin import Case, draw_case, figures, fitted_case, rows_of_case, write_case
 from dse.cli import main
-from dse_traces.laws.twin import BESIDE, HOST, STREAMS, Twin, fit_twin
+from dse_traces.laws.twin import BESIDE, HOST, STREAMS, Twin, collective_seconds, fit_twin, scaled
 from dse_traces.laws.twin_fit import TimedRows, fit_logarithm, twin_rules
 from dse_traces.profile.kernels import profile_of
+from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
 from tests.support import drawn
 
 US = 1e-6
 GEMM = "gpu.efficiency.bf16.compute"
+EIGHT = np.array([8.0])
 REDUCE = "node.library.protocols.all_reduce.bytes_per_s"
 
 
@@ -84,8 +86,39 @@ def test_one_rank_that_always_waits_tells_nothing_of_links() -> None:
     name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
     row = {"name": name, "stream": "20", "seconds": 0.1, "collective": "allreduce", "payload_bytes": 1e8}
     profile = profile_of([{**row, "start_s": 0.2 * place} for place in range(9)], "made")
-    kept = {of.name: of.reason for of in fit_twin(tree_of("h100_8"), [profile], None).kept}
-    assert "waiting for late ranks" in kept["rate of all_reduce"]
+    reasons = {of.name: of.reason for of in fit_twin(tree_of("h100_8"), [profile], None).kept}
+    assert "waiting for late ranks" in reasons["rate of all_reduce"]
+
+
+def test_collectives_that_all_ran_beside_gemms_count_less_their_slowdown() -> None:
+    device = Device.of(tree_of("h100_8"))
+    factor, payload, slowed = 0.8, np.array([4e8]), device.gpu.contention.cu_copy_beside_gemm
+    seconds = float(
+        collective_seconds(scaled(device, [REDUCE], float(np.log(factor))), "all_reduce", payload, EIGHT)[0]
+    )
+    rows = list[dict[str, Any]]()
+    for place in range(6):
+        times = {"start_s": 0.02 * place, "seconds": slowed * seconds}
+        rows.append({"name": "sm90_xmma_gemm_bf16", "stream": "7", **times, "ctas": 100})
+        name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
+        rows.append({"name": name, "stream": "20", **times, "payload_bytes": 4e8, "group_size": 8})
+    twin = fit_twin(tree_of("h100_8"), [profile_of(rows, "made")], None)
+    of = next(of for of in twin.fitted if of.path == REDUCE)
+    assert of.shipped is not None
+    assert of.value == pytest.approx(factor * of.shipped, rel=0.02)
+    # what the collective would have without any slowdown is inside
+    assert of.low < factor * of.shipped / slowed
+    assert any("less what" in line for line in twin.recognised)
+
+
+def test_ranks_that_are_not_here_widen_the_interval(tmp_path: Path) -> None:
+    widths = list[float]()
+    for gpus in (2, 8):
+        (folder := tmp_path / str(gpus)).mkdir()
+        case = replace(case_of(), gpus=gpus)
+        of = next(of for of in fit(case, folder, noise=0.03).fitted if of.path == REDUCE)
+        widths.append((of.high - of.low) / of.value)
+    assert widths[1] > widths[0]
 
 
 def test_gemms_beside_collectives_tell_their_slowdown() -> None:

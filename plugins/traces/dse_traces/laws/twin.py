@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from dse.space import get_path
 from dse.values import put_all
+from dse_traces.laws.contention import Laws, assumed_laws
 from dse_traces.laws.machine import ProfiledMachine
 from dse_traces.laws.twin_fit import LogFit, TimedRows, fit_logarithm, slopes, twin_rules
 from dse_traces.laws.twin_rows import (
@@ -103,16 +104,24 @@ def fit_twin(
 
     host_s: shipped time of the host for a launch; None without a stack, or where it has none.
     """
-    device, seen = Device.of(tree), list[str]()
+    device, seen, laws = Device.of(tree), list[str](), _laws_of(tree)
     results = [
         *_gemms(device, profiles, seen),
-        *_collectives(device, messages_of_ranks(profiles, ranks, _node_gpus(device)), seen),
+        *_collectives(device, messages_of_ranks(profiles, ranks, _node_gpus(device), laws), seen),
         _streams(device, profiles),
-        _beside(tree, profiles),
+        _beside(laws, profiles),
         _host(profiles, host_s),
     ]
     fitted = [of for of in results if isinstance(of, FittedConstant)]
     return Twin(fitted, [of for of in results if isinstance(of, KeptConstant)], seen)
+
+
+def _laws_of(tree: Mapping[str, Any]) -> Laws | None:
+    """Laws of contention of a machine; None where it lacks their constants."""
+    machine = ProfiledMachine.of(tree)
+    gpu = machine.gpu
+    lacks = gpu.contention is None or gpu.cu_copy is None or machine.node is None or not gpu.hbm_bytes_per_s
+    return None if lacks else assumed_laws(machine)
 
 
 def _node_gpus(device: Device) -> int:
@@ -187,10 +196,11 @@ def _collectives(device: Device, messages: Mapping[Pattern, Messages], seen: lis
         payload, count = of.payload_bytes, int(of.rows.counts.sum())
         groups = ", ".join(f"{size:g}" for size in np.unique(of.gpus))
         sizes = f"{payload.min() / 1e6:.3g} to {payload.max() / 1e6:.3g} MB"
-        seen.append(f"{count:,} {pattern}s alone, {sizes}, among {groups} GPUs")
+        how = "beside kernels, less what contention.cu_copy_beside_gemm explains" if of.slowed else "alone"
+        seen.append(f"{count:,} {pattern}s {how}, {sizes}, among {groups} GPUs")
     if not messages:
-        way = "record a step of several GPUs by torch.profiler, whose collectives name payloads, in part not overlapped"
-        yield KeptConstant("rate of collectives", "no collective with a payload ran alone", way)
+        way = "record a step of several GPUs by torch.profiler, whose collectives name payloads"
+        yield KeptConstant("rate of collectives", "no collective with a payload is recorded, or ran alone", way)
     for pattern, of in messages.items():
         for across in (False, True):
             here = of.where((of.gpus > _node_gpus(device)) == across)
@@ -286,18 +296,17 @@ def _fitted(what: tuple[str, str], fit: LogFit, shipped: float, values: Mapping[
     )
 
 
-def _beside(tree: Mapping[str, Any], profiles: Sequence[Profile]) -> _Fit:
+def _beside(laws: Laws | None, profiles: Sequence[Profile]) -> _Fit:
     """Fit the slowdown of GEMMs beside collectives."""
-    name, machine = "slowdown of GEMMs beside collectives", ProfiledMachine.of(tree)
-    gpu, rules = machine.gpu, twin_rules()
-    if gpu.contention is None or gpu.cu_copy is None or machine.node is None or not gpu.hbm_bytes_per_s:
+    name, rules = "slowdown of GEMMs beside collectives", twin_rules()
+    if laws is None:
         return KeptConstant(name, "the machine has no constants of contention", "name a system that has them")
-    slowed = slowdowns_of(profiles, machine)
+    slowed = slowdowns_of(profiles, laws)
     if slowed.counts.sum() < rules.fewest_kernels:
         reason = f"{slowed.counts.sum()} GEMMs were recorded alone and beside collectives that leave them enough SMs"
         way = "record a profile in which the same GEMMs run alone and overlapped, with grids (torch.profiler, nsys)"
         return KeptConstant(name, reason, way)
-    shipped = float(gpu.contention.gemm_beside_cus)
+    shipped = float(laws.hardware.gpu.contention.gemm_beside_cus)
     bounds = (-float(np.log(shipped)) - 1e-9, float(np.log(_MOST_SLOWDOWN / shipped)))
     ones = np.ones(len(slowed.seconds))
     fit = fit_logarithm(slowed, lambda at: shipped * np.exp(at) * ones, bounds, rules.prior_spread)
