@@ -223,4 +223,7 @@ def test_another_gpu_than_the_machine_is_told(tmp_path: Path, capsys: pytest.Cap
     trace["deviceProperties"] = [{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}]
     path.write_bytes(gzip.compress(json.dumps(trace).encode()))
     assert main(["profile", "twin", f"profile={path}", "system=h100_8", f"out={tmp_path / 'mine'}"]) == 0
-    assert "names NVIDIA A100" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "names NVIDIA A100" in text
+    assert "add stack=<nearest stack>" in text
+    assert not (tmp_path / "mine" / "stack").exists()

@@ -63,6 +63,8 @@ def profile_twin(words: Sequence[str]) -> int:
     lines = [*_recognised(twin, profiles, ranks), *(f"dropped: a file that cannot be read: {text}" for text in unread)]
     for line in (*lines, *_mismatch(profiles, tree), *answer(twin), *unused_patterns(profiles, patterns)):
         console.print(line, soft_wrap=True, highlight=False)
+    if "stack" not in options and any(of.path == HOST for of in twin.fitted):
+        console.print("the host's time of a launch is a stack's: add stack=<nearest stack> to write it", soft_wrap=True)
     if not _writes(twin, options.get("stack")):
         console.print("nothing is written: no constant of a machine can be fitted to it (exit code 3)", soft_wrap=True)
         return NOTHING_FITTED
