@@ -22,8 +22,9 @@ Without one, the models alone:
                             beat the best single number for both; `largest_gain_per_site`: by how much at most
     files_read_back         kinds of files for libraries that are written, and read back as what was planned
 
-    unequal_costs           questions (machine, pattern, software, size) to which two doors answer differently
-    monotone_breaks         larger payloads, more GPUs that send no less at a switch, or slower links, in less time
+    unequal_costs           questions (machine, pattern, software) to which two doors answer differently
+    monotone_breaks         larger payloads, more GPUs that send no less at a switch, or slower links, in less time; or
+                            more bytes than links carry, a quarter of a machine's among them
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ from simulators.costs.algorithms import Pattern
 from simulators.costs.collective import collective_cost, collective_seconds, machine_ring
 from simulators.costs.collective_paths import path_of
 from simulators.costs.collective_software import Call, Question, all_software, refusal
-from simulators.costs.collective_table import LibrariesRequest, software_row
 from simulators.costs.transfer import TransferMode, alone, is_measured, library_cus
 from simulators.hardware.machine import System, tree_of
 from simulators.hardware.network import Pattern as LinkPattern
+from simulators.hardware.network import links
 from simulators.steps.backend import StepBackend, metrics_of
 from simulators.steps.operators.work import Exchange, collective
 from simulators.workloads.model_zoo import model_tree, option_tree
@@ -69,7 +70,8 @@ _STEPS = (
 """Systems and models of steps whose CTAs are chosen, and GPUs of a layer."""
 SIZES = 2.0 ** np.arange(10, 31)
 _NEAR = 1e-12
-_FASTER_LINKS = (1.0, 1.25, 2.0)
+_LINKS = (0.25, 1.0, 1.25, 2.0)
+"""Rates of links over those of a machine, from links that bound all software on."""
 _MOST_GPUS = 16
 _NEAR_FASTEST = 1e-9  # of measured times that are the same as printed
 
@@ -227,21 +229,16 @@ def question_of(system: System, pattern: Pattern) -> Question:
 
 
 def doors(system: System, pattern: Pattern, name: str) -> dict[str, Any]:
-    """Times by every door that answers: costs, the function of a machine, its table, steps, schedules."""
+    """Times by every door that answers with a function of its own: costs, steps, schedules."""
     gpus, call = system.node.num_gpus, _call(name)
     group = machine_ring(system, gpus)
-    answers: dict[str, Any] = {
-        "costs": collective_cost(pattern, call, SIZES, group, element_bytes=2).seconds,
-        "one by one": [float(collective_seconds(system, pattern, size, gpus, call)) for size in SIZES],
-        "machine": collective_seconds(system, pattern, SIZES, gpus, call),
-        "table": software_row(system, LibrariesRequest(pattern=pattern, bytes=tuple(SIZES)), gpus, call).seconds,
-    }
-    if name in ("nccl", "rccl"):
+    answers: dict[str, Any] = {"costs": collective_cost(pattern, call, SIZES, group, element_bytes=2).seconds}
+    if name in _LIBRARIES:
         work = Exchange(pattern, SIZES, "tp")
         answers["steps"] = collective(work, group).seconds
-        links: Any = pattern
-        if pattern in get_args(LinkPattern) and is_measured(system, links) and system.gpu.cu_copy is not None:
-            by = TransferMode("cu", library_cus(system, links), links)
+        over: Any = pattern
+        if pattern in get_args(LinkPattern) and is_measured(system, over) and system.gpu.cu_copy is not None:
+            by = TransferMode("cu", library_cus(system, over), over)
             answers["schedules"] = alone(system, SIZES, by=by)
     if name == "multimem" and path_of(call, system, pattern, gpus)[0] == "switch":
         work = Exchange(pattern, SIZES, "tp")
@@ -250,11 +247,11 @@ def doors(system: System, pattern: Pattern, name: str) -> dict[str, Any]:
 
 
 def unequal() -> tuple[int, list[str]]:
-    """Number of questions, and those to which doors answer differently."""
+    """Number of questions that several doors answer, and those to which they answer differently."""
     count, apart = 0, list[str]()
     for system, pattern, name in questions():
-        count += 1
         answers = doors(system, pattern, name)
+        count += len(answers) > 1
         first = np.asarray(answers["costs"], float)
         apart_doors = [door for door, values in answers.items() if not np.allclose(values, first, rtol=_NEAR, atol=0)]
         apart += [f"{system.name} {pattern} {name}: {', '.join(apart_doors)}"] if apart_doors else []
@@ -262,7 +259,7 @@ def unequal() -> tuple[int, list[str]]:
 
 
 def monotone_checks(system: System, pattern: Pattern, name: str) -> dict[str, bool]:
-    """Whether time never falls with the payload, with GPUs at a switch, and with slower links."""
+    """Whether time never falls with the payload, with GPUs at a switch, and with slower links that bound it."""
     by_size = collective_seconds(system, pattern, SIZES, system.node.num_gpus, _call(name))
     checks = {"size": bool(np.all(np.diff(by_size) >= -_NEAR * by_size[1:]))}
     if system.node.topology == "switch" and pattern != "send_recv":
@@ -276,7 +273,7 @@ def monotone() -> tuple[int, list[str]]:
     """Number of checks, and those that break; measured laws step where libraries change their protocol."""
     count, broken = 0, list[str]()
     for system, pattern, name in questions():
-        if name not in ("nccl", "rccl"):
+        if name not in _LIBRARIES:
             checks = monotone_checks(system, pattern, name)
             count += len(checks)
             broken += [f"{system.name} {pattern} {name} by {what}" for what, holds in checks.items() if not holds]
@@ -316,14 +313,16 @@ def _never_falls(system: System, pattern: Pattern, name: str) -> bool:
 
 
 def _never_rises(system: System, pattern: Pattern, name: str) -> bool:
-    """Whether faster links never take more time."""
+    """Whether faster links never take more time, and none carry more than they can: so less where links bound it."""
     rate, before = system.node.link_bytes_per_s, np.full(SIZES.shape, np.inf)
-    for factor in _FASTER_LINKS:
-        faster = put(system, "node.link_bytes_per_s", factor * rate)
-        seconds = collective_seconds(faster, pattern, SIZES, system.node.num_gpus, _call(name))
-        if np.any(seconds > before * (1 + _NEAR)):
+    for factor in _LINKS:
+        machine = put(system, "node.link_bytes_per_s", factor * rate)
+        group = machine_ring(machine, system.node.num_gpus)
+        cost = collective_cost(pattern, _call(name), SIZES, group, element_bytes=2)
+        carried_s = cost.wire_bytes / sum(np.asarray(each) for each in links(machine.node).values())
+        if np.any(cost.seconds > before * (1 + _NEAR)) or np.any(carried_s > cost.seconds * (1 + _NEAR)):
             return False
-        before = seconds
+        before = cost.seconds
     return True
 
 

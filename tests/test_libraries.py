@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from dse.config.options import list_options
 from dse.errors import ConfigError
 from dse.values import put
 from simulators.costs.algorithms import Pattern
-from simulators.costs.collective import collective_cost, collective_seconds, library_cost, machine_ring
+from simulators.costs.collective import collective_cost, collective_seconds, machine_ring
 from simulators.costs.collective_paths import PATHS, describe_held
 from simulators.costs.collective_software import (
     Call,
@@ -29,8 +28,10 @@ from simulators.costs.collective_software import (
     software_of,
 )
 from simulators.costs.collective_table import compare_software
+from simulators.costs.transfer import TransferMode, alone, library_cus
 from simulators.hardware.machine import System, tree_of
 from simulators.hardware.network import links
+from simulators.steps.operators.work import Exchange, collective
 
 LIBRARIES = ("nccl", "rccl")  # measured laws
 SIZES = 2.0 ** np.arange(8, 32)
@@ -84,23 +85,107 @@ def test_every_machine_of_several_gpus_at_known_links_has_a_library() -> None:
         assert {"nccl", "rccl"} & set(there), name
 
 
-def test_the_library_is_the_law_that_steps_have_to_the_bit() -> None:
+def test_the_library_is_the_law_of_steps_and_schedules() -> None:
     for name, library in (("h100_8", "nccl"), ("mi300x_8", "rccl"), ("l40s_8", "nccl")):
-        ring = machine_ring(named(name), 8)
-        for pattern in get_args(Pattern):
-            cost, law = collective_cost(pattern, library, SIZES, ring), library_cost(pattern, SIZES, ring)
-            assert np.array_equal(cost.seconds, law.seconds)
-            assert np.array_equal(cost.wire_bytes, law.wire_bytes)
+        machine = named(name)
+        software = software_of(library)
+        assert software is not None
+        for pattern in software.patterns:
+            seconds = collective_seconds(machine, pattern, SIZES, 8, library)
+            step = collective(Exchange(pattern, SIZES, "tp"), machine_ring(machine, 8))
+            np.testing.assert_allclose(seconds, step.seconds, rtol=1e-12, err_msg=f"{name} {pattern}")
+    for name, library in (("h100_8", "nccl"), ("mi300x_8", "rccl")):
+        machine = named(name)
+        by = TransferMode("cu", library_cus(machine, "all_gather"), "all_gather")
+        seconds = collective_seconds(machine, "all_gather", SIZES, 8, library)
+        np.testing.assert_allclose(seconds, alone(machine, SIZES, by=by), rtol=1e-12, err_msg=name)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_arrays_cost_what_their_elements_do(data: st.DataObject) -> None:
+    system, pattern, name = data.draw(st.sampled_from(all_questions()))
+    call, gpus = Call(name, within_sizes=False), system.node.num_gpus
+    every = collective_seconds(system, pattern, SIZES, gpus, call)
+    for size, seconds in zip(SIZES[::6], every[::6], strict=True):
+        assert collective_seconds(system, pattern, size, gpus, call) == pytest.approx(seconds, rel=1e-12)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_no_software_sends_faster_than_its_links(data: st.DataObject) -> None:
-    kernels = [question for question in all_questions() if question[2] not in (*LIBRARIES, "xla_nccl")]
+    kernels = [question for question in all_questions() if question[2] not in LIBRARIES]
     system, pattern, name = data.draw(st.sampled_from(kernels))
-    cost = collective_cost(pattern, Call(name, within_sizes=False), SIZES, machine_ring(system, system.node.num_gpus))
-    every = sum(float(np.asarray(rate)) for rate in links(system.node).values())
-    assert np.all(cost.wire_bytes <= every * cost.seconds * (1 + 1e-9)), (system.name, pattern, name)
+    for factor in (1.0, 0.25):
+        machine = put(system, "node.link_bytes_per_s", factor * system.node.link_bytes_per_s)
+        ring = machine_ring(machine, system.node.num_gpus)
+        cost = collective_cost(pattern, Call(name, within_sizes=False), SIZES, ring)
+        every = sum(float(np.asarray(rate)) for rate in links(machine.node).values())
+        assert np.all(cost.wire_bytes <= every * cost.seconds * (1 + 1e-9)), (system.name, pattern, name, factor)
+
+
+def test_calls_of_another_runtime_follow_the_links_and_the_clock() -> None:
+    machine = named("h100_8")
+    slower = put(machine, "node.link_bytes_per_s", machine.node.link_bytes_per_s / 4)
+    for pattern in ("all_reduce", "all_gather", "all_to_all", "send_recv"):
+        gpus, size = (2, 2.0**26) if pattern == "send_recv" else (8, 2.0**30)
+        usual, few_links, low_clock = (
+            float(collective_seconds(of, pattern, size, gpus, "xla_nccl"))
+            for of in (machine, slower, put(machine, "gpu.clock", 0.5))
+        )
+        assert few_links > 1.2 * usual and usual < low_clock < 2.1 * usual, pattern
+    assert float(collective_seconds(slower, "all_reduce", 2.0**30, 8, "xla_nccl")) > 16.7e-3  # what the links need
+
+
+def test_ctas_bound_the_protocol_for_short_messages_too() -> None:
+    software, machine = software_of("nccl_symmetric"), named("b200_8")
+    assert software is not None
+    rate = software.paths["peers"].bytes_per_s_per_cta
+    assert rate is not None
+    for pattern, gpus, sent in (("reduce_scatter", 2, 0.5), ("all_reduce", 2, 1.0)):
+        one = collective_seconds(machine, pattern, SIZES, gpus, Call("nccl_symmetric", num_ctas=1))
+        assert np.all(one >= sent * SIZES / rate), pattern
+
+
+@pytest.mark.parametrize("name", ["nccl_symmetric", "symm_mem_two_shot", "custom_two_shot", "xla_nccl", "nccl"])
+def test_ctas_move_less_at_a_lower_clock(name: str) -> None:
+    gpus = 2 if name == "nccl_symmetric" else 8
+    call = Call(name, num_ctas=16 if name == "nccl_symmetric" else None, within_sizes=False)
+    usual, low = (
+        float(collective_seconds(of, "all_reduce", 2.0**26, gpus, call))
+        for of in (named("b200_8"), put(named("b200_8"), "gpu.clock", 0.5))
+    )
+    assert low > 1.05 * usual
+
+
+def test_copy_engines_serve_a_link_each_on_a_mesh_and_all_share_a_switch() -> None:
+    switch, mesh = named("h100_8"), put(named("h100_8"), "node.topology", "mesh")
+    call, payload = Call("nccl_copy_engine"), 2.0**30
+    assert describe_held(call, switch, 2, "all_gather").startswith("no CTA, 7 copy engines; ")
+    assert describe_held(call, mesh, 2, "all_gather").startswith("no CTA, 1 copy engine; ")
+    for machine, engines in ((switch, 7), (mesh, 1)):
+        seconds = float(collective_seconds(machine, "all_gather", payload, 2, call))
+        assert payload / 2 / (engines * 53.8e9) < seconds < 1.05 * payload / 2 / (engines * 53.8e9)
+
+
+@pytest.mark.parametrize("gpus", [2, 4, 8])
+def test_a_gpu_adds_all_that_it_reads_in_one_stage(gpus: int) -> None:
+    ring, payload = machine_ring(named("h100_8"), gpus), 2.0**16
+    one, two = (
+        collective_cost("all_reduce", by, payload, ring, element_bytes=2) for by in ("custom_one_shot", "direct")
+    )
+    assert float(one.flop) == (gpus - 1) * payload / 2 == gpus * float(two.flop)
+    plain = collective_cost("all_reduce", "one_shot", payload, ring, element_bytes=2)
+    assert plain.flop == one.flop and plain.hbm_bytes == one.hbm_bytes == (2 * gpus - 1) * payload
+
+
+def test_each_number_of_gpus_takes_its_own_path() -> None:
+    machine, counts = named("b200_8"), np.array([1, 2, 8])
+    together = collective_cost("all_reduce", "nccl_symmetric", 2.0**26, machine_ring(machine, counts))
+    for place, count in enumerate(counts):
+        one = collective_cost("all_reduce", "nccl_symmetric", 2.0**26, machine_ring(machine, int(count)))
+        for column in ("steps", "wire_bytes", "flop", "hbm_bytes", "seconds"):
+            assert getattr(together, column)[place] == getattr(one, column), (count, column)
 
 
 def test_one_gpu_has_no_collective() -> None:
@@ -181,7 +266,7 @@ def test_messages_both_ways_are_no_faster_and_more_channels_share_large_ones() -
 
 def test_a_call_tells_what_it_holds() -> None:
     machine = named("h100_8")
-    assert describe_held(Call("nccl_copy_engine"), machine, 4, "all_gather").startswith("no CTA, 3 copy engines; ")
+    assert describe_held(Call("nccl_copy_engine"), machine, 4, "all_gather").startswith("no CTA, 7 copy engines; ")
     assert describe_held(Call("custom_two_shot"), machine, 8, "all_reduce").startswith("36 CTAs; ")
     assert describe_held(Call("nccl_symmetric"), machine, 8, "all_reduce").startswith("2 CTAs; ")
     assert describe_held(Call("nccl_symmetric"), machine, 2, "all_reduce").startswith("64 CTAs; ")

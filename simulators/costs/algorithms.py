@@ -8,7 +8,8 @@
     broadcast        the tensor of the root          n-1, S                2, 2(n-1)/n S         lg n, S
     send_recv        the message of one of two       1, S                  1, S                  1, S
 
-`one_shot` is direct, but for an all-reduce in which each GPU reads all of the others' tensors: 1, (n-1) S.
+`one_shot` is direct, but for an all-reduce in which each GPU reads all of the others' tensors: 1, (n-1) S. There it
+adds (n-1) S; elsewhere a GPU of an all-reduce or a reduce-scatter adds (n-1)/n S, its share of what the others hold.
 
 lg n = ceil(log2 n). Standard; a lower bound for pipelined rings and trees, whose first chunk has to arrive (Thakur,
 Rabenseifner, Gropp, IJHPCA 2005; tree: two complementary pipelined trees, Sanders, Speck, Traeff 2009; all-to-all on a
@@ -29,14 +30,20 @@ Floats = NDArray[np.float64]
 Pattern = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"]
 Traffic = tuple[Floats, Floats]
 """Steps, and bytes sent for each byte of the payload."""
+REDUCES: tuple[Pattern, ...] = ("all_reduce", "reduce_scatter")
+"""Patterns that add."""
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """An algorithm. traffic: of a pattern among n GPUs. by_library: whether libraries choose it by size."""
+    """An algorithm. traffic: of a pattern among n GPUs. by_library: whether libraries choose it by size.
+
+    added: payloads that a GPU of an all-reduce adds; None: its share of those of the others.
+    """
 
     traffic: Callable[[Pattern, Floats], Traffic]
     by_library: bool = False
+    added: Callable[[Floats], Floats] | None = None
 
 
 def _ring(pattern: Pattern, n: Floats) -> Traffic:
@@ -85,7 +92,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     "ring": Algorithm(_ring, by_library=True),
     "direct": Algorithm(_direct),
     "tree": Algorithm(_tree, by_library=True),
-    "one_shot": Algorithm(_one_shot),
+    "one_shot": Algorithm(_one_shot, added=lambda n: n - 1),
 }
 
 
@@ -96,3 +103,11 @@ def traffic(pattern: Pattern, algorithm: str, n: Floats) -> Traffic:
     if pattern == "send_recv":  # one message, whatever the algorithm
         return _several(n), _several(n)
     return ALGORITHMS[algorithm].traffic(pattern, n)
+
+
+def additions(pattern: Pattern, algorithm: str, n: Floats) -> Floats:
+    """Bytes that a GPU adds for each byte of the payload, among n GPUs; 0 of a pattern that adds nothing."""
+    if pattern not in REDUCES:
+        return np.zeros(np.shape(n))
+    added = ALGORITHMS[algorithm].added if pattern == "all_reduce" else None
+    return np.asarray(_once(n) if added is None else added(n), float)

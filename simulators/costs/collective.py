@@ -35,8 +35,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from dse.errors import ConfigError, Problem
 from dse.values import Memo
-from simulators.costs.algorithms import ALGORITHMS, Pattern, traffic
-from simulators.costs.collective_paths import path_of, software_seconds, software_traffic
+from simulators.costs.algorithms import ALGORITHMS, REDUCES, Pattern, additions, traffic
+from simulators.costs.collective_paths import software_seconds, software_traffic, takes_switch
 from simulators.costs.collective_software import Call, Question, check_exists, is_software
 from simulators.costs.transfer import (
     HALVES,
@@ -58,7 +58,6 @@ from simulators.hardware.shared import shared_constants
 Floats = NDArray[np.float64]
 
 _PARTS = Memo[System](64)  # of a node's GPUs, each with the links between them
-_REDUCES = ("all_reduce", "reduce_scatter")  # patterns that add
 
 
 @dataclass(frozen=True)
@@ -127,6 +126,11 @@ class CollectiveCost:
         names = ("steps", "wire_bytes", "flop", "hbm_bytes", "seconds")
         return CollectiveCost(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
+    def where(self, mask: ArrayLike, other: CollectiveCost) -> CollectiveCost:
+        """Cost of this collective where the mask is true, and of another elsewhere."""
+        names = ("steps", "wire_bytes", "flop", "hbm_bytes", "seconds")
+        return CollectiveCost(**{name: np.where(mask, getattr(self, name), getattr(other, name)) for name in names})
+
 
 def collective_cost(
     pattern: Pattern,
@@ -149,13 +153,12 @@ def collective_cost(
     assert isinstance(algorithm, str)  # no call
     if algorithm == "in_switch":
         return _in_switch(pattern, payload_bytes, group, element_bytes=element_bytes)
-    if pattern in _REDUCES and not group.computes:
+    if pattern in REDUCES and not group.computes:
         raise ValueError(f"{pattern} needs CUs: DMA engines move data and cannot add")
     n, payload = np.asarray(group.num_gpus, float), np.asarray(payload_bytes, float)
     steps, sent = traffic(pattern, algorithm, n)
     wire = sent * payload
-    # each GPU adds its share of what the others send
-    added = (n - 1) / n * payload if pattern in _REDUCES else 0 * wire
+    added = additions(pattern, algorithm, n) * payload
     message = group.message_bytes_per_s if pattern == "send_recv" else None
     rate = np.asarray(group.bytes_per_s if message is None else message)
     wait, serial = steps * np.asarray(group.latency_s), wire / rate
@@ -165,8 +168,19 @@ def collective_cost(
         flags = shared_constants().collective
         seconds = np.minimum(seconds, flags.flag_latency * wait + flags.flag_bytes * serial)
     seconds = _library_s(pattern, payload, group, seconds)
-    # sent bytes are read, as many received ones written, and local operands read
-    columns = np.broadcast_arrays(steps + 0 * wire, wire, added / element_bytes, 2 * wire + added, seconds)
+    return _moved(steps, (wire, added, payload), seconds, element_bytes=element_bytes)
+
+
+def _moved(
+    steps: Floats, bytes_of: tuple[Floats, Floats, Floats], seconds: Floats, *, element_bytes: int
+) -> CollectiveCost:
+    """Cost of a collective. bytes_of: that a GPU sends, that it adds, and of the payload.
+
+    Sent bytes are read, as many received ones written, and the local operand is read as far as it is added to.
+    """
+    wire, added, payload = bytes_of
+    hbm_bytes = 2 * wire + np.minimum(added, payload)
+    columns = np.broadcast_arrays(steps + 0 * wire, wire, added / element_bytes, hbm_bytes, seconds)
     return CollectiveCost(*(np.asarray(column, float) for column in columns))
 
 
@@ -198,16 +212,13 @@ def _by_software(
     check_exists(call, group.machine, question)
     if "library" in call.software.paths:
         return library_cost(pattern, payload_bytes, group, element_bytes=element_bytes)
-    seconds, n = software_seconds(call, group.machine, question), question.num_gpus
-    if path_of(call, group.machine, pattern, max(float(np.min(n)), 2.0))[0] == "switch":
-        switched = replace(group, in_switch=group.machine.node.switch())
-        cost = _in_switch(pattern, payload_bytes, switched, element_bytes=element_bytes)
-        return replace(cost, seconds=seconds)
-    steps, sent = software_traffic(call, question)
-    wire = sent * question.payload
-    added = (n - 1) / n * question.payload if pattern in _REDUCES else 0 * wire
-    columns = np.broadcast_arrays(steps + 0 * wire, wire, added / element_bytes, 2 * wire + added, seconds)
-    return CollectiveCost(*(np.asarray(column, float) for column in columns))
+    seconds, payload = software_seconds(call, group.machine, question), question.payload
+    steps, sent, added = software_traffic(call, group.machine, question)
+    cost = _moved(steps, (sent * payload, added * payload, payload), seconds, element_bytes=element_bytes)
+    if np.any(switched := takes_switch(call, group.machine, question)):
+        there = replace(group, in_switch=group.machine.node.switch())
+        cost = cost.where(~switched, _in_switch(pattern, payload, there, element_bytes=element_bytes))
+    return replace(cost, seconds=seconds)
 
 
 def collective_seconds(

@@ -11,13 +11,14 @@ share of an element that is sent (less than 1 where it is quantised), and B by t
              the others, which carry L in all; u L where r is that of the GPU's copy kernels (`kernel_share`)
     switch   the switch adds or copies what a few CTAs order (`simulators.costs.transfer.in_switch_seconds`)
     engines  copy engines: min(L, e r) for e engines of r bytes/s, and the set-up of each round of copies
-    calls    a library as another runtime calls it, by the constants of that runtime (`call_seconds`)
+    calls    a library as another runtime calls it, by the constants of that runtime (`call_seconds`); B follows the
+             links that they were measured with, and L bounds it
     library  the node's library as it was measured (`simulators.costs.collective.library_cost`)
 
 L: at a switch all links of a GPU lead to any peer, on a mesh one leads to each. Software with several paths takes the
 last one that the machine has and whose `from_gpus` the group reaches. A protocol for short messages (`short`) sends a
-flag with each word: a share of the latency, and more bytes. A new path is a function here and its entry
-in `PATHS`.
+flag with each word: a share of the latency, and more bytes, by CTAs that store at peers. CTAs move less at a lower
+clock. A new path is a function here and its entry in `PATHS`.
 """
 
 from __future__ import annotations
@@ -30,11 +31,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem
-from simulators.costs.algorithms import Pattern, traffic
+from simulators.costs.algorithms import Pattern, additions, traffic
 from simulators.costs.collective_software import ANY, Call, CallLaw, Path, PathName, Question, reached_paths
-from simulators.costs.transfer import TransferMode, in_switch_seconds, kernel_share, library_cus, switched
+from simulators.costs.transfer import (
+    TransferMode,
+    in_switch_seconds,
+    is_measured,
+    kernel_share,
+    library_cus,
+    library_fill,
+    switched,
+)
 from simulators.hardware.machine import System
 from simulators.hardware.network import links
+from simulators.hardware.schedule_system import has_links, links_of
 
 Floats = NDArray[np.float64]
 
@@ -58,12 +68,34 @@ def software_seconds(call: Call, machine: System, question: Question) -> Floats:
     return np.asarray(seconds, float)
 
 
-def software_traffic(call: Call, question: Question) -> tuple[Floats, Floats]:
-    """Steps, and bytes that a GPU sends for each byte of the payload, by a path other than the switch."""
-    software, wire = call.software, 1.0 if call.format is None else call.format.wire
-    algorithm = next(iter(software.paths.values())).algorithm
-    steps, sent = traffic(question.pattern, algorithm, question.num_gpus)
-    return steps, wire * sent
+def takes_switch(call: Call, machine: System, question: Question) -> NDArray[np.bool_]:
+    """Tell of which numbers of GPUs the switch adds or copies."""
+    counts = np.asarray(question.num_gpus)
+    taken = np.zeros(counts.shape, bool)
+    for count in np.unique(counts[counts > 1]):
+        name, _ = path_of(call, machine, question.pattern, float(count))
+        taken |= (counts == count) & (name == "switch")
+    return taken
+
+
+def software_traffic(call: Call, machine: System, question: Question) -> tuple[Floats, Floats, Floats]:
+    """Steps, and bytes that a GPU sends and that it adds for each byte of the payload, by number of GPUs.
+
+    Of the algorithm of the path that so many take, as if no switch added.
+    """
+    counts, wire = np.asarray(question.num_gpus), 1.0 if call.format is None else call.format.wire
+    steps, sent, added = np.zeros(counts.shape), np.zeros(counts.shape), np.zeros(counts.shape)
+    for count in np.unique(counts[counts > 1]):
+        algorithm = _algorithm(*path_of(call, machine, question.pattern, float(count)), question.pattern)
+        here, (of_steps, of_sent) = counts == count, traffic(question.pattern, algorithm, count)
+        steps, sent = np.where(here, of_steps, steps), np.where(here, wire * of_sent, sent)
+        added = np.where(here, additions(question.pattern, algorithm, count), added)
+    return steps, sent, added
+
+
+def _algorithm(name: PathName, path: Path, pattern: Pattern) -> str:
+    """Algorithm of a pattern on a path; an all-to-all of a library goes directly."""
+    return "direct" if name == "calls" and pattern == "all_to_all" else path.algorithm
 
 
 def _latency_s(call: Call, machine: System, pattern: Pattern) -> float:
@@ -92,55 +124,87 @@ def links_to_others(machine: System, num_gpus: float) -> Any:
     return sum(np.asarray(rate) for rate in links(node).values())
 
 
-def _at_rate(call: Call, machine: System, question: Question, wire_s: Floats) -> Floats:
+def _clock(machine: System) -> Any:
+    """Clock of the GPU over that of its data sheet."""
+    return 1.0 if machine.gpu.clock is None else machine.gpu.clock
+
+
+def _at_rate(call: Call, path: Path, machine: System, question: Question, wire_s: Floats) -> Floats:
     """Time [s] of a call whose bytes take so long, or by the protocol for short messages where that is faster."""
     latency_s, short = _latency_s(call, machine, question.pattern), call.software.short
     if short is None:
         return np.asarray(latency_s + wire_s)
-    carried = links_to_others(machine, float(question.num_gpus)) * machine.gpu.cu_copy.link_efficiency
+    rate = _peers_rate(call, call.software.paths.get("peers", path), machine, question)
     _, sent = traffic(question.pattern, short.algorithm, question.num_gpus)
-    by_short = short.latency * latency_s + short.bytes * sent * question.payload / carried
+    by_short = short.latency * latency_s + short.bytes * sent * question.payload / rate
     return np.asarray(np.minimum(latency_s + wire_s, by_short))
 
 
-def _by_peers(call: Call, path: Path, machine: System, question: Question) -> Floats:
-    """CTAs load from peers, or store at them."""
+def _peers_rate(call: Call, path: Path, machine: System, question: Question) -> Any:
+    """Rate [bytes/s] at which the CTAs of a GPU load from peers, or store at them, at its clock."""
     ctas = ctas_of(call, path, machine, question)
     links_have = links_to_others(machine, float(question.num_gpus))
     carried = links_have * machine.gpu.cu_copy.link_efficiency
     if path.bytes_per_s_per_cta is not None:
-        rate = np.minimum(carried, ctas * path.bytes_per_s_per_cta)
-    else:  # CTAs of no all-to-all of the library
-        rate = carried * kernel_share(machine, TransferMode("cu", ctas, "all_gather"), links_have)
+        return np.minimum(carried, ctas * _clock(machine) * path.bytes_per_s_per_cta)
+    # the factor of all-to-alls does not apply
+    return carried * kernel_share(machine, TransferMode("cu", ctas, "all_gather"), links_have)
+
+
+def _by_peers(call: Call, path: Path, machine: System, question: Question) -> Floats:
+    """CTAs load from peers, or store at them."""
     wire = 1.0 if call.format is None else call.format.wire
     _, sent = traffic(question.pattern, path.algorithm, question.num_gpus)
-    return _at_rate(call, machine, question, wire * sent * question.payload / rate)
+    wire_s = wire * sent * question.payload / _peers_rate(call, path, machine, question)
+    return _at_rate(call, path, machine, question, wire_s)
 
 
 def _by_switch(call: Call, path: Path, machine: System, question: Question) -> Floats:
     """The switch adds and copies, in the latency of its kernels on the node or in the software's own."""
     pattern: Any = question.pattern
     constants = switched(machine.node, pattern)
-    ctas = np.inf if call.num_ctas is None else call.num_ctas
+    ctas = np.inf if call.num_ctas is None else call.num_ctas * _clock(machine)
     seconds = in_switch_seconds(constants, pattern, question.num_gpus, question.payload, num_ctas=ctas)
     if call.software.latency_s is None:
         return seconds
-    return _at_rate(call, machine, question, seconds - constants.latency_s)
+    return _at_rate(call, path, machine, question, seconds - constants.latency_s)
+
+
+def _engines_of(machine: System, num_gpus: float) -> Any:
+    """Copy engines that a GPU of a group has at work.
+
+    Engines of a mesh serve one link each. At a switch a copy to few peers is split over all of them: `dma.bytes_per_s`
+    of H100 is what a copy between two GPUs reaches, over its engines.
+    """
+    engines = np.asarray(machine.gpu.dma.num_engines)
+    return np.minimum(engines, num_gpus - 1) if machine.node.topology == "mesh" else engines
 
 
 def _by_engines(call: Call, path: Path, machine: System, question: Question) -> Floats:
     """Copy engines move the shares of all peers at once, as many as there are engines."""
     dma, peers = machine.gpu.dma, float(question.num_gpus) - 1
     rounds = np.ceil(peers / np.asarray(dma.num_engines))
-    rate = np.minimum(links_to_others(machine, peers + 1), np.asarray(dma.num_engines) * dma.bytes_per_s)
+    engines = _engines_of(machine, peers + 1)
+    rate = np.minimum(links_to_others(machine, peers + 1), engines * dma.bytes_per_s)
     _, sent = traffic(question.pattern, path.algorithm, question.num_gpus)
     begin = _latency_s(call, machine, question.pattern)
     return np.asarray(begin + rounds * np.asarray(dma.setup_s) + sent * question.payload / rate)
 
 
 def _by_calls(call: Call, path: Path, machine: System, question: Question) -> Floats:
-    law = (call.software.calls or {})[str(machine.gpu.name)]
-    return call_seconds(law, question, both_ways=call.both_ways)
+    """A library as another runtime calls it, with the links of the node and the clock of the GPU."""
+    law, clock, n = (call.software.calls or {})[str(machine.gpu.name)], _clock(machine), float(question.num_gpus)
+    pattern: Any = question.pattern
+    messages = law.messages.model_copy(update={"bytes_per_s_per_channel": clock * law.messages.bytes_per_s_per_channel})
+    faster = law.model_copy(update={"bytes_per_s": machine.node.speed * law.bytes_per_s, "messages": messages})
+    seconds = call_seconds(faster, question, both_ways=call.both_ways)
+    if machine.gpu.clock is not None and has_links(machine) and pattern != "send_recv":
+        fill = library_fill(links_of(machine, int(n)), pattern)
+        seconds = law.launch_s + (seconds - law.launch_s) / fill
+    if machine.node.link_bytes_per_s is None:
+        return seconds
+    _, sent = traffic(question.pattern, _algorithm("calls", path, question.pattern), question.num_gpus)
+    return np.asarray(np.maximum(seconds, law.launch_s + sent * question.payload / links_to_others(machine, n)))
 
 
 def call_seconds(law: CallLaw, question: Question, *, both_ways: bool = False) -> Floats:
@@ -185,11 +249,13 @@ PATHS: Mapping[PathName, Callable[[Call, Path, System, Question], Floats]] = {
 def describe_held(call: Call, machine: System, num_gpus: int, pattern: Pattern) -> str:
     """Say what a call holds of a GPU while it runs: CTAs, copy engines and buffers."""
     software, question = call.software, Question.of(pattern, 0, num_gpus)
-    _, path = path_of(call, machine, pattern, num_gpus)
+    name, path = path_of(call, machine, pattern, num_gpus)
     if software.engines:
-        engines = int(np.min([np.max(np.asarray(machine.gpu.dma.num_engines)), num_gpus - 1]))
-        return f"no CTA, {engines} copy engines; {software.buffers}"
+        engines = int(np.max(_engines_of(machine, num_gpus)))
+        return f"no CTA, {engines} copy engine{'s' if engines > 1 else ''}; {software.buffers}"
     has_ctas = path.ctas is not None or call.num_ctas is not None or machine.gpu.cu_copy is not None
     count = ctas_of(call, path, machine, question) if has_ctas else 0
     ctas = f"{count} CTA{'s' if count > 1 else ''}" if has_ctas else "CTAs (not known)"
-    return f"{ctas}; {software.buffers}"
+    links_pattern: Any = pattern
+    unsure = "; not measured on this node" if name == "library" and not is_measured(machine, links_pattern) else ""
+    return f"{ctas}; {software.buffers}{unsure}"
