@@ -46,9 +46,11 @@ def test_small_sums_of_a_step_are_faster_by_software_of_short_latency(system: st
     assert least < saving.saved_s < most
 
 
-def test_software_that_sends_fewer_bits_is_not_proposed() -> None:
-    lossy = {name for software in all_software() for name in software.names if Call(name).is_lossy}
-    assert {"quick_reduce:int4", "quick_reduce:fp8"} <= lossy
+def test_software_that_sends_less_than_it_is_given_is_not_proposed() -> None:
+    names = [name for software in all_software() for name in software.names]
+    lossy, of_fp16 = ({name for name in names if Call(name).is_lossy_for(element)} for element in ("bf16", "fp16"))
+    assert lossy == {"quick_reduce:fp16", "quick_reduce:int4", "quick_reduce:int6", "quick_reduce:fp8"}
+    assert of_fp16 == lossy - {"quick_reduce:fp16"}
     assert not {saving.software for saving in savings(decoding("mi300x_8"))} & lossy
 
 

@@ -6,7 +6,7 @@ the same functions as algorithms (`simulators.costs.collective`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -40,11 +40,25 @@ class ShortMessages(Frozen):
     algorithm: str = "one_shot"
 
 
+class Sizes(Frozen):
+    """Payloads [bytes] that software takes: from one on, up to another, or below another (None: no limit)."""
+
+    from_bytes: Annotated[Bytes, Field(ge=0)] = 0.0
+    to_bytes: Annotated[Bytes, Field(gt=0)] | None = None
+    below_bytes: Annotated[Bytes, Field(gt=0)] | None = None
+
+
 class Format(Frozen):
-    """A format on the wire. wire: its bytes over those of an element, scales included. latency_s: of a call."""
+    """A format on the wire. wire: its bytes over those of an element, scales included. latency_s: of a call.
+
+    lossless_for: formats of elements that it carries as they are. takes: sizes by number of GPUs; those of the software
+    where it names none.
+    """
 
     wire: Annotated[Number, Field(gt=0, le=1)]
     latency_s: Mapping[str, Duration]
+    lossless_for: tuple[str, ...] = ()
+    takes: Mapping[str, Sizes] = {}
 
 
 class Path(Frozen):
@@ -93,13 +107,6 @@ class CallLaw(Frozen):
     messages: Messages
 
 
-class Sizes(Frozen):
-    """Payloads [bytes] that software takes: from one on, and up to another (None: no limit)."""
-
-    from_bytes: Annotated[Bytes, Field(ge=0)] = 0.0
-    to_bytes: Annotated[Bytes, Field(gt=0)] | None = None
-
-
 class CollectiveSoftware(SourcedValue):
     """Software of collectives.
 
@@ -136,10 +143,6 @@ class CollectiveSoftware(SourcedValue):
         """Names by which it is asked: its own, or one for each of its formats (`quick_reduce:int4`)."""
         return tuple(f"{self.name}:{key}" for key in self.formats) if self.formats else (self.name,)
 
-    def sizes(self, num_gpus: int) -> Sizes:
-        """Sizes that it takes among so many GPUs."""
-        return self.takes.get(str(num_gpus), self.takes.get(ANY, Sizes()))
-
 
 @dataclass(frozen=True)
 class Call:
@@ -159,14 +162,7 @@ class Call:
     @property
     def software(self) -> CollectiveSoftware:
         """The software of the name. Raises ConfigError for another name."""
-        name, colon, key = self.name.partition(":")
-        software = self.changed or software_of(name)
-        if software is None:
-            raise ConfigError([Problem("implementation", "is no software of collectives", name, _similar(name))])
-        if colon and key not in (software.formats or {}):
-            formats = ", ".join(software.formats or ()) or "none"
-            raise ConfigError([Problem("implementation", f"has no such format; {name} has {formats}", self.name)])
-        return software
+        return self.changed or named_software(self.name)
 
     @property
     def format(self) -> Format | None:
@@ -174,14 +170,32 @@ class Call:
         formats = self.software.formats
         return None if not formats else formats[self.name.partition(":")[2] or next(iter(formats))]
 
-    @property
-    def is_lossy(self) -> bool:
-        """Tell whether it sends fewer bits than it is given."""
-        return self.format is not None and self.format.wire < 1
+    def is_lossy_for(self, element: str) -> bool:
+        """Tell whether it sends less than it is given of elements of a format: fewer bits, or another range."""
+        return self.format is not None and element not in self.format.lossless_for
+
+    def sizes(self, num_gpus: int) -> Sizes:
+        """Sizes that it takes among so many GPUs."""
+        takes = (self.format.takes if self.format is not None else {}) or self.software.takes
+        return takes.get(str(num_gpus), takes.get(ANY, Sizes()))
 
 
-def _similar(name: str) -> str:
-    return did_you_mean(name, [*list_options(GROUP), *ALGORITHMS])
+def named_software(
+    name: str, *, path: str = "implementation", others: Collection[str] = ALGORITHMS
+) -> CollectiveSoftware:
+    """The software of a name, which may have a format.
+
+    path: of the name in problems. others: that it may be meant for beside software. Raises ConfigError.
+    """
+    own, colon, key = name.partition(":")
+    software = software_of(own)
+    if software is None:
+        near = did_you_mean(own, [*list_options(GROUP), *others])
+        raise ConfigError([Problem(path, "is no software of collectives", own, near)])
+    if colon and key not in (software.formats or {}):
+        formats = ", ".join(software.formats or ()) or "none"
+        raise ConfigError([Problem(path, f"has no such format; {own} has {formats}", name)])
+    return software
 
 
 @plugins.cached_until_refresh
@@ -207,7 +221,7 @@ def is_software(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Question:
-    """A collective that software is question to run: its payload [bytes], GPUs and nodes; arrays broadcast."""
+    """A collective that software may run: its payload [bytes], GPUs and nodes; arrays broadcast."""
 
     pattern: Pattern
     payload: Floats
@@ -249,7 +263,7 @@ def _refusals(call: Call, machine: System, question: Question) -> Iterator[str]:
         yield f"does not run among {_listed(unknown)} GPUs; it runs among {_listed(software.num_gpus)}"
     yield from _lacks(software, machine, question)
     if call.within_sizes:
-        yield from _size_refusals(software, question, counts)
+        yield from _size_refusals(call, question, counts)
 
 
 def _lacks(software: CollectiveSoftware, machine: System, question: Question) -> Iterator[str]:
@@ -281,14 +295,16 @@ def reached_paths(
     return [(name, path) for name, path in paths if name != "switch" or switched_here]
 
 
-def _size_refusals(software: CollectiveSoftware, question: Question, counts: list[int]) -> Iterator[str]:
+def _size_refusals(call: Call, question: Question, counts: list[int]) -> Iterator[str]:
     """Yield the sizes that software leaves to other software."""
     for count in counts:
-        sizes, payload = software.sizes(count), question.payload
+        sizes, payload = call.sizes(count), question.payload
         if np.any(payload < sizes.from_bytes):
             yield f"takes no less than {with_prefix(sizes.from_bytes, 'byte')} among {count} GPUs"
         if sizes.to_bytes is not None and np.any(payload > sizes.to_bytes):
             yield f"takes no more than {with_prefix(sizes.to_bytes, 'byte')} among {count} GPUs"
+        if sizes.below_bytes is not None and np.any(payload >= sizes.below_bytes):
+            yield f"takes less than {with_prefix(sizes.below_bytes, 'byte')} among {count} GPUs"
 
 
 def _switched(machine: System) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """What a step's collectives would take by other software of collectives (`conf/collective`), in place of the library.
 
 Of each exchange that waits for nothing else and that nothing hides, in groups inside a node, the software counts that
-is the fastest of those that send what they are given and run it at its size by default:
+is the fastest of those that send what they are given, in the run's precision, and run it at its size by default:
 
     saved = micro-batches x times a micro-batch x (T of the library - T of the software)
 
@@ -72,23 +72,24 @@ def savings(design: StepDesign) -> list[Saving]:
             continue
         if _is_judged(work, passes.platform.groups[work.over]):
             kinds.setdefault((work.over, work.pattern, float(np.max(work.payload_bytes))), []).append(part)
+    element = str(design.run.precision)
     calls = {kind: sum(float(np.max(part.times)) for part in parts) for kind, parts in kinds.items()}
     return [
         saving
         for kind, (part, *_) in kinds.items()
-        if (saving := _saving(passes, part, float(np.max(passes.micro_batches)) * calls[kind])) is not None
+        if (saving := _saving(passes, part, float(np.max(passes.micro_batches)) * calls[kind], element)) is not None
     ]
 
 
-def _saving(passes: MicroBatch, part: StageOperator, calls: float) -> Saving | None:
-    """What other software saves of `calls` like one; None where none is faster."""
+def _saving(passes: MicroBatch, part: StageOperator, calls: float, element: str) -> Saving | None:
+    """What other software saves of `calls` like one, of elements of a format; None where none is faster."""
     work = part.op.work
     assert isinstance(work, Exchange)
     group = passes.platform.groups[work.over]
     payload, library_s = float(np.max(work.payload_bytes)), float(np.max(part.spent.seconds))
     times = {
         call.name: float(collective_cost(work.pattern, call, payload, group, element_bytes=2).seconds)
-        for call in _calls(work, group, payload)
+        for call in _calls(work, group, payload, element)
     }
     software = min(times, key=lambda name: times[name], default=None)
     if software is None or times[software] >= library_s:
@@ -102,7 +103,7 @@ def _is_judged(work: Exchange, group: Group) -> bool:
     return several and group.machine is not None and work.library_seconds(group) is None
 
 
-def _calls(work: Exchange, group: Group, payload: float) -> Iterator[Call]:
+def _calls(work: Exchange, group: Group, payload: float, element: str) -> Iterator[Call]:
     """Yield calls of software that runs an exchange and sends what it is given."""
     question = Question.of(work.pattern, payload, group.num_gpus, group.num_nodes)
     machine: Any = group.machine
@@ -110,5 +111,5 @@ def _calls(work: Exchange, group: Group, payload: float) -> Iterator[Call]:
         if software.name in _AS_LIBRARY:
             continue
         for call in map(Call, software.names):
-            if not call.is_lossy and refusal(call, machine, question) is None:
+            if not call.is_lossy_for(element) and refusal(call, machine, question) is None:
                 yield call
