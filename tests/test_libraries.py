@@ -236,6 +236,11 @@ def test_a_machine_whose_switch_does_not_add_is_refused_by_what_it_lacks() -> No
     assert without > with_switch
 
 
+def test_a_broadcast_was_measured_on_no_node_and_is_run_by_no_software() -> None:
+    for name, library in (("h100_8", "nccl"), ("mi300x_8", "rccl")):
+        assert refusal(Call(library), named(name), Question.of("broadcast", 2.0**18, 8))
+
+
 def test_a_machine_of_one_gpu_has_no_collectives() -> None:
     with pytest.raises(ConfigError, match="one GPU has no collectives"):
         collective_seconds(named("vega_fe"), "all_reduce", 2.0**20, 2, "rccl")
@@ -287,6 +292,16 @@ def test_the_command_marks_the_fastest_and_tells_why_others_do_not_run() -> None
     assert "custom_one_shot: takes" not in wide
 
 
+def test_the_command_tells_what_was_not_measured_and_proposes_software_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert "not measured on this node" in compare_software(["pattern=send_recv", "bytes=64KiB"]).text
+    assert "not measured on this node" not in compare_software(["pattern=all_reduce", "bytes=64KiB"]).text
+    assert main(["machine", "libraries", "show=ring"]) == 2
+    shown = capsys.readouterr()
+    assert "`ring`" not in shown.out + shown.err
+
+
 def test_the_command_shows_each_constant_with_its_source() -> None:
     text = compare_software(["show=nccl_symmetric"]).text
     assert "9.23 GB/s" in text and "5.32 µs" in text and "fitted on 3 measured rows" in text and "refuses " in text
@@ -295,7 +310,11 @@ def test_the_command_shows_each_constant_with_its_source() -> None:
 @pytest.mark.parametrize(
     "words, text",
     [
-        (["show=ncll"], "is no software of collectives"),
+        (["show=ncll"], "show = 'ncll': is no software of collectives"),
+        (["show=ring"], "show = 'ring': is no software of collectives"),
+        (["show=nccl", "show=rccl"], "show = 'rccl': is given twice"),
+        (["pattern=all_reduce", "bytes=64KiB,1MiB,64KiB"], "bytes = '64 KiB': is named twice"),
+        (["pattern=all_reduce", "bytes=0B"], "bytes.0 = '0B': must be greater than or equal to 1"),
         (["show=nccl", "gpus=8"], "is not understood here"),
         (["pattern=all_reduce", "gpus=9"], "is no group of a node of h100_8, which has 8"),
         (["pattern=all_sum"], "pattern"),

@@ -222,18 +222,21 @@ def grammar(value: object) -> str:
 def pairs(words: Iterable[str], defaults: Mapping[str, str], *, optional: Sequence[str] = ()) -> dict[str, str]:
     """Parse the words `name=value` of a command. defaults: by name, empty where a value must be given.
 
-    Raises ConfigError.
+    Raises ConfigError, also for a name that is given twice.
 
     >>> pairs(["port=80"], {"port": "5000", "host": "here"})
     {'port': '80', 'host': 'here'}
     """
     values = dict(defaults)
     names = (*defaults, *optional)
-    check = Problems()
+    check, read = Problems(), set[str]()
     for word in words:
         name, _, value = word.partition("=")
-        if name in names and value:
+        if name in read and value:
+            check.add(name, "is given twice", value=value, way_out="write one of them")
+        elif name in names and value:
             values[name] = value
+            read.add(name)
         else:
             check.add(word, "is not understood here", way_out=_instead_of_word(word, names))
     check.done()  # what is missing may be the word that was not understood

@@ -6,13 +6,15 @@ The fastest of a size is marked with `*`. A size that software leaves to other s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from dse.errors import Problems, pairs, validate_as
 from dse.errors.parsing import whole_number
@@ -22,7 +24,14 @@ from dse.values.units import Bytes, Integer, quantity_text, with_prefix
 from simulators.costs.algorithms import Pattern
 from simulators.costs.collective import collective_seconds
 from simulators.costs.collective_paths import describe_held
-from simulators.costs.collective_software import Call, CollectiveSoftware, Question, all_software, refusal
+from simulators.costs.collective_software import (
+    Call,
+    CollectiveSoftware,
+    Question,
+    all_software,
+    named_software,
+    refusal,
+)
 from simulators.hardware.machine import System, tree_of
 
 if TYPE_CHECKING:
@@ -35,7 +44,7 @@ class LibrariesRequest(Frozen):
     """Words of the command that have a unit or a choice."""
 
     pattern: Pattern
-    bytes: tuple[Bytes, ...]
+    bytes: tuple[Annotated[Bytes, Field(ge=1)], ...]
     gpus: Integer | None = None
     sizes: Literal["framework", "any"] = "framework"
 
@@ -56,7 +65,8 @@ class SoftwareRow:
 def compare_software(words: Sequence[str]) -> CommandAnswer:
     """`machine libraries pattern=<name> [system=] [gpus=] [bytes=] [sizes=] | show=<software>`. Raises ConfigError."""
     if any(word.startswith("show=") for word in words):
-        return CommandAnswer(Path(), tuple(_constants(Call(pairs(words, {"show": ""})["show"]).software)))
+        name = pairs(words, {"show": ""})["show"]
+        return CommandAnswer(Path(), tuple(_constants(named_software(name, path="show", others=()))))
     options = pairs(words, {"pattern": "", "system": "h100_8", "bytes": SIZES}, optional=["gpus", "sizes"])
     tree: dict[str, Any] = {name: options[name] for name in ("pattern", "gpus", "sizes") if name in options}
     if (count := whole_number(tree.get("gpus", ""))) is not None:
@@ -68,6 +78,8 @@ def compare_software(words: Sequence[str]) -> CommandAnswer:
     if not 2 <= gpus <= most:
         way = f"write gpus={most}" if most > 1 else "take a system with several GPUs"
         check.add("gpus", f"is no group of a node of {machine.name}, which has {most}", value=gpus, way_out=way)
+    for size in sorted(size for size, times in Counter(request.bytes).items() if times > 1):
+        check.add("bytes", "is named twice", value=with_prefix(size, "byte"), way_out="write each size once")
     check.done()
     rows = software_rows(machine, request, gpus)
     return CommandAnswer(Path(), tuple(_parts(machine, request, gpus, rows)))
