@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -234,6 +235,16 @@ def test_a_machine_whose_switch_does_not_add_is_refused_by_what_it_lacks() -> No
         float(collective_seconds(of, "all_reduce", 2.0**28, 8, "nccl_symmetric")) for of in (named("h100_8"), machine)
     )
     assert without > with_switch
+
+
+def test_constants_are_fitted_on_at_most_six_rows_of_a_table_and_copies_are_equal() -> None:
+    for software in all_software():
+        rows = Counter(str(row.get("source", row["table"])) for row in software.fitted_on)
+        assert all(count <= 6 for count in rows.values()), (software.name, rows)
+    calls, engines, two_shot = map(software_of, ("xla_nccl", "nccl_copy_engine", "custom_two_shot"))
+    assert calls is not None and engines is not None and two_shot is not None
+    assert "calls.b200.sums" in {row["fits"] for row in calls.fitted_on}
+    assert engines.latency_s == two_shot.latency_s
 
 
 def test_a_broadcast_was_measured_on_no_node_and_is_run_by_no_software() -> None:
