@@ -89,8 +89,8 @@ def test_sms_that_collectives_at_once_hold_add_up_and_unknown_ones_are_the_usual
     of_each: tuple[int | None, ...], assumed: Laws
 ) -> None:
     """GEMMs of many CTAs whose slow-down is just that of the SMs that collectives beside them hold."""
-    held = 132 / 8 if of_each == (None,) else 66.0
-    slowed, rows, start = 132 / (132 - held), list[dict[str, Any]](), 0.0
+    cus = 132 / 8 if of_each == (None,) else 66.0
+    slowed, rows, start = 132 / (132 - cus), list[dict[str, Any]](), 0.0
     for iteration in range(16):
         beside = iteration % 2 == 1
         for _ in range(3):
