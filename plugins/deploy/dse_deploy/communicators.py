@@ -1,16 +1,17 @@
 """Options of NCCL's communicators, one for each group of GPUs: Megatron-LM's YAML and process groups of PyTorch.
 
 Megatron-LM makes each of its groups with what `--nccl-communicator-config-path` names for it; PyTorch takes
-`ProcessGroupNCCL.Options` for a group. Of a plan they say how many CTAs the collectives of tensor parallelism take
-beside a GEMM, and whether their stream comes first. Fields, with the release of NCCL in which they came, are in
-`conf/data/library_files.yaml`. Megatron-LM ignores groups and fields that it
-does not know, without a word; here they are refused.
+`ProcessGroupNCCL.Options` for a group. Of a plan they say how many CTAs the collectives over tp and over dp take, how
+many those of tensor parallelism take beside a GEMM, and whether their stream comes first. A limit is of all collectives
+of its communicator. Fields, with the release of NCCL in which they came, and the communicators of each axis are in
+`conf/data/library_files.yaml`. Megatron-LM ignores groups and fields that it does not know, without a word; here they
+are refused.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -18,8 +19,13 @@ import yaml
 
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.errors.parsing import parse_yaml
+from dse.space import get_path
 from dse.values import Frozen
+from dse_deploy.facts import ModelFacts, put_ctas
+from dse_deploy.step_calls import CTAS
 from dse_deploy.tuner_file import library_files
+from dse_deploy.tuner_plan import Unplanned
+from simulators.steps.operators.work import Axis
 from simulators.steps.overlap.sites import SERIAL, SITES, read_schedule
 from studies.plan.plan_file import Plan
 
@@ -27,8 +33,9 @@ GROUP = "tp"
 """The communicator of tensor parallelism."""
 _BESIDE = tuple(name for name, site in SITES.items() if site.beside)
 _ZERO = 2  # NCCL_CTA_POLICY_ZERO
-_MODELLED = ("max_ctas", "is_high_priority_stream")
+_CTAS, _FIRST = "max_ctas", "is_high_priority_stream"
 _CONSTANT = "PROCESS_GROUPS"
+_OF_EXPERTS = ("ep_dp",)
 
 
 class Field(Frozen):
@@ -72,21 +79,45 @@ def fields() -> Mapping[str, Field]:
     return {name: entry for name, entry in read.items() if entry is not None}
 
 
-def groups_of(plan: Plan) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
-    """Options of the communicators of a plan, and the paths of the sites that they say.
+def groups_of(plan: Plan) -> tuple[dict[str, dict[str, Any]], dict[tuple[str, str], tuple[str, ...]]]:
+    """Options of the communicators of a plan by group, and the paths that each group and option says.
 
-    Copy engines have none: NCCL moves by them what does not add (NCCL_CTA_POLICY_ZERO), and these sites add.
+    A communicator has the largest number of CTAs that the plan has there. Copy engines have none: NCCL moves by them
+    what does not add (NCCL_CTA_POLICY_ZERO), and sites beside a GEMM add.
     """
     schedules = {name: str(plan.get("sites", {}).get(name, SERIAL)) for name in _BESIDE}
     read = {name: read_schedule(text, name) for name, text in schedules.items() if text != SERIAL}
     beside = {name: way for name, way in read.items() if way.family == "concurrent" and way.comm_engine == "cu"}
-    if not beside:
-        return {}, ()
-    most = fields()["max_ctas"].high
-    ctas = max(int(way.comm_cus or 0) for way in beside.values())
-    options: dict[str, Any] = {"max_ctas": ctas if most is None else min(ctas, most)} if ctas else {}
-    options["is_high_priority_stream"] = any(way.launch_order == "comm_first" for way in beside.values())
-    return {GROUP: options}, tuple(f"sites.{name}" for name in beside)
+    sites = tuple(f"sites.{name}" for name in beside)
+    groups, paths = dict[str, dict[str, Any]](), dict[tuple[str, str], tuple[str, ...]]()
+    for axis, group in _groups_of_axes(plan):
+        of_sites = [int(way.comm_cus or 0) for way in beside.values()] if group == GROUP else []
+        over_all = int(get_path(plan, CTAS[axis]) or 0)
+        if ctas := max([over_all, *of_sites]):
+            most = fields()[_CTAS].high
+            groups[group] = {_CTAS: ctas if most is None else min(ctas, most)}
+            paths[group, _CTAS] = (*(sites if any(of_sites) else ()), *([CTAS[axis]] if over_all else []))
+    if beside:
+        first = any(way.launch_order == "comm_first" for way in beside.values())
+        groups = {GROUP: {**groups.get(GROUP, {}), _FIRST: first}, **_without(groups, GROUP)}
+        paths[GROUP, _FIRST] = sites
+    return groups, paths
+
+
+def _without(groups: Mapping[str, dict[str, Any]], name: str) -> dict[str, dict[str, Any]]:
+    return {group: options for group, options in groups.items() if group != name}
+
+
+def _axes() -> Mapping[Axis, tuple[str, ...]]:
+    """Axis -> its communicators: the first that is there says the CTAs."""
+    return {axis: tuple(names) for axis, names in library_files()["communicators"]["axes"].items()}
+
+
+def _groups_of_axes(plan: Plan) -> Iterator[tuple[Axis, str]]:
+    """Yield the axes and communicators whose collectives a plan has; those of experts where GPUs share them."""
+    has_experts = int(get_path(plan, "parallel.ep") or 1) > 1
+    for axis, names in _axes().items():
+        yield from ((axis, name) for name in names if has_experts or name not in _OF_EXPERTS)
 
 
 def yaml_text(groups: Mapping[str, Mapping[str, Any]]) -> str:
@@ -163,27 +194,46 @@ def _checked(tree: Any, name: str, *, megatron: bool) -> dict[str, dict[str, Any
     return {str(group): dict(options) for group, options in tree.items()}
 
 
-def read_groups(groups: Mapping[str, Mapping[str, Any]], plan: dict[str, Any]) -> list[str]:
-    """Put what options of communicators say into a plan, and return those that change a step and no plan has.
+def read_groups(
+    groups: Mapping[str, Mapping[str, Any]], plan: dict[str, Any], facts: ModelFacts, *, megatron: bool
+) -> Unplanned:
+    """Put what options of communicators say into a plan, and return what no plan has. What is there stays.
 
-    Sites that are there stay.
+    A limit alone says no schedule; the order of the stream says that sums run beside a GEMM.
     """
+    result, read = Unplanned(), set[tuple[str, str]]()
     options = groups.get(GROUP, {})
-    if any(name in options for name in _MODELLED):
-        sites = plan.setdefault("sites", {})
+    if _FIRST in options:
+        read.add((GROUP, _FIRST))
         for name in _BESIDE:
-            sites.setdefault(name, _schedule(options))
-    return list(_others(groups))
+            plan.setdefault("sites", {}).setdefault(name, _schedule(options))
+    for axis, names in _axes().items():
+        limits = {name: int(groups[name][_CTAS]) for name in names if _CTAS in groups.get(name, {})}
+        own = next((name for name in limits if name not in _OF_EXPERTS), None)
+        if own is None:
+            continue
+        reason = put_ctas(plan, CTAS[axis], limits[own], facts)
+        read.update((name, _CTAS) for name, ctas in limits.items() if ctas == limits[own])
+        if reason and not (own == GROUP and _FIRST in options):
+            result.unread.append(f"{own}.{_CTAS} {limits[own]} ({reason})")
+        # gradients have a communicator of their own there
+        if megatron and own != names[0]:
+            result.unmodelled.append(
+                f"{own}.{_CTAS} {limits[own]} (read as {CTAS[axis]}, though gradients are reduced in {names[0]}: "
+                "set it there, too)"
+            )
+    result.unmodelled += _others(groups, read)
+    return result
 
 
 def _schedule(options: Mapping[str, Any]) -> str:
-    name = "c3_sp" if options.get("is_high_priority_stream") else "c3_base"
-    return f"{name} comm_cus={options['max_ctas']}" if "max_ctas" in options else name
+    name = "c3_sp" if options[_FIRST] else "c3_base"
+    return f"{name} comm_cus={options[_CTAS]}" if _CTAS in options else name
 
 
-def _others(groups: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _others(groups: Mapping[str, Mapping[str, Any]], read: Collection[tuple[str, str]]) -> Iterator[str]:
     for group, options in groups.items():
         for option, value in options.items():
-            if group != GROUP or option not in _MODELLED:
+            if (group, option) not in read:
                 copies = option == "cta_policy" and value == _ZERO
                 yield f"{group}.{option} {value}{' (copy engines, of what does not add)' if copies else ''}"

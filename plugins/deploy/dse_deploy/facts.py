@@ -6,19 +6,20 @@ A fact has a name (`fact` in `conf/data/framework_settings.yaml`) and a value fo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dse.space import get_path
 from dse_deploy.step_calls import Call
-from studies.plan.plan_file import Plan
+from studies.plan.plan_file import Plan, put_in
 
 
 @dataclass(frozen=True)
 class ModelFacts:
     """What settings need of a model: layers, and whether it has experts and latent attention; None where unknown.
 
-    calls: collectives of its step, none where no step is known. gpu: name of the GPU; num_cus: of it.
+    calls: collectives of its step, none where no step is known. gpu: name of the GPU; num_cus: of it. most_ctas: knob
+    of CTAs of an axis -> the largest number that the step may have there, 0 for none; empty where no step is known.
     """
 
     layers: int | None = None
@@ -27,6 +28,7 @@ class ModelFacts:
     calls: tuple[Call, ...] = ()
     gpu: str = ""
     num_cus: int = 0
+    most_ctas: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, tree: Mapping[str, Any] | None) -> ModelFacts:
@@ -38,6 +40,21 @@ class ModelFacts:
 
 UNKNOWN = ModelFacts()
 """Of no model."""
+
+
+def put_ctas(plan: dict[str, Any], path: str, ctas: int, facts: ModelFacts) -> str:
+    """Put the CTAs of an axis into a plan that has none there; the reason, in words, where the step cannot have them.
+
+    path: of the knob. A limit above what the library takes limits nothing.
+    """
+    most = facts.most_ctas.get(path)
+    if most is not None and ctas > most:
+        if most:
+            return f"the library takes {most} at most"
+        return "the step has no collective there among several GPUs whose rate by CTAs is known"
+    if get_path(plan, path) is None:
+        put_in(plan, path, ctas)
+    return ""
 
 
 def _degree(plan: Plan, name: str) -> int:

@@ -25,11 +25,11 @@ from dse.space import get_path
 from dse_deploy.command import nearest, write_all
 from dse_deploy.facts import ModelFacts
 from dse_deploy.settings import Written, tools
-from dse_deploy.step_calls import calls_of
+from dse_deploy.step_calls import CTAS, calls_of
 from dse_deploy.step_files import STEP_FORMATS
 from simulators.steps.backend import StepBackend
 from simulators.steps.plan.choices import OFF
-from simulators.steps.plan.given_plan import GivenPlan, ToolDefaults, given_tree, serial_tree, with_values
+from simulators.steps.plan.given_plan import GivenPlan, ToolDefaults, given_tree, is_legal, serial_tree, with_values
 from simulators.steps.plan.scenarios import scenarios
 from simulators.steps.run.build import iteration
 from simulators.steps.run.iteration import Iteration
@@ -48,6 +48,7 @@ ASSUMED: Mapping[str, Any] = {
     **dict.fromkeys(("run.products", "run.scales", "run.weights", "run.kv_cache", "run.recompute_layers"), None),
     **dict.fromkeys(("run.offloaded_layers", "run.gradients", "run.optimizer_states", "run.activations"), None),
     **dict.fromkeys(("run.adapters", "run.chunk", "run.drafts"), None),
+    **dict.fromkeys(CTAS.values(), 0),
 }
 """Knobs of a step that its plan rests on, and their values where a framework needs no setting."""
 _NO_LESS = 1 - 1e-9  # what is faster by less is as fast
@@ -132,7 +133,8 @@ class PlannedStep:
         # mode, batch and length identify the step, and stay
         choices = {path: value for path, value in leaves_of(plan) if path not in BESIDE_A_PLAN}
         # a library leaves what it has no word for, and what was typed, to the framework that calls it
-        library = set() if tools()[tool].framework else {*self.typed, *(set(OFF) - tools()[tool].said_paths)}
+        said = tools()[tool].said_paths
+        library = set() if tools()[tool].framework else {*self.typed, *({*OFF, *CTAS.values()} - said)}
         defaults = _defaults(tool, library)
         # a plan without choices would be no plan: a degree that it has anyway stands in
         section = GivenPlan(
@@ -153,7 +155,14 @@ class PlannedStep:
         """Facts of the model, the GPU and the collectives of a tree of the step. Raises ConfigError."""
         machine = self.backend.design(tree).system
         calls = calls_of(self.step(tree), machine)
-        return replace(ModelFacts.of(tree), calls=calls, gpu=str(machine.gpu.name), num_cus=int(machine.gpu.num_cus))
+        gpu, ctas = machine.gpu, {path: self._most_ctas(tree, path) for path in dict.fromkeys(CTAS.values())}
+        return replace(ModelFacts.of(tree), calls=calls, gpu=str(gpu.name), num_cus=int(gpu.num_cus), most_ctas=ctas)
+
+    def _most_ctas(self, tree: Mapping[str, Any], path: str) -> int:
+        """The most CTAs that a knob of an axis may have; 0 where the step may have none."""
+        copy = self.backend.design(tree).system.gpu.cu_copy
+        legal = copy is not None and is_legal(with_values(tree, {path: 1}), self.backend.steps)
+        return int(np.max(copy.num_cus)) if copy is not None and legal else 0
 
     def step(self, tree: Mapping[str, Any]) -> Iteration:
         """The iteration of a tree. Raises ConfigError where it breaks a rule."""
@@ -171,7 +180,8 @@ class PlannedStep:
 
 def _defaults(tool: str, typed: Collection[str] = ()) -> dict[str, ToolDefaults]:
     # what the tool does by itself counts under what was typed
-    values = {path: value for path, value in {**OFF, **tools()[tool].values}.items() if path not in typed}
+    own = {**OFF, **dict.fromkeys(CTAS.values(), 0), **tools()[tool].values}
+    values = {path: value for path, value in own.items() if path not in typed}
     return {tool: ToolDefaults(modes=tools()[tool].modes, values=values)}
 
 

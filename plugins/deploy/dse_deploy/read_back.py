@@ -1,6 +1,7 @@
 """Which kinds of files are equal when they are written, read back as a plan, and written again.
 
-Steps and plans are those of `read_back` in `conf/data/library_files.yaml`, one for the tools that it is for.
+Steps and plans are those of `read_back` in `conf/data/library_files.yaml`, each with the tools that it is for; a file
+counts where it comes back from all of them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ def files_read_back() -> dict[str, bool]:
     A file comes back if its plan, read and written again, gives the same text, and if what is read of the plan is what
     was written. A file with no setting does not come back. Raises ConfigError where a step breaks a rule.
     """
-    return dict(_kinds())
+    kinds = dict[str, bool]()
+    for name, equal in _kinds():
+        kinds[name] = kinds.get(name, True) and equal
+    return kinds
 
 
 def count_read_back() -> int:

@@ -24,6 +24,7 @@ from dse.errors import ConfigError, Problem, Problems
 from dse.space import get_path
 from dse.values import Frozen
 from dse_deploy.facts import COVERED, FACTS, UNKNOWN, ModelFacts
+from dse_deploy.step_calls import CTAS
 from dse_deploy.user_buffers import LAYERS, METHODS, layers_of, sites_of, with_all_sums
 from simulators.steps.overlap.sites import SERIAL, SITES, read_schedule
 from simulators.steps.plan.choices import OFF
@@ -219,10 +220,12 @@ Format = (
 
 
 _BESIDE = tuple(f"sites.{name}" for name, site in SITES.items() if site.beside)
+_CTAS = tuple(dict.fromkeys(CTAS.values()))
 _SAID: Mapping[str, Sequence[str]] = {
     "user_buffers": tuple(f"sites.{name}" for name in SITES),
-    **dict.fromkeys(("nccl_tuner", "rccl_tuner"), (*_BESIDE, "parallel.collectives")),
-    **dict.fromkeys(("megatron_communicators", "process_groups", "iris"), _BESIDE),
+    **dict.fromkeys(("nccl_tuner", "rccl_tuner"), (*_BESIDE, "parallel.collectives", *_CTAS)),
+    **dict.fromkeys(("megatron_communicators", "process_groups"), (*_BESIDE, *_CTAS)),
+    "iris": _BESIDE,
 }
 """Format -> knobs that files of it may say, where settings do not name them."""
 

@@ -20,6 +20,11 @@ from simulators.steps.run.iteration import Iteration
 NEVER_S = 1e6
 """Latency [s] by which a protocol is never the fastest."""
 _HALVES = ("all_gather", "reduce_scatter")
+CTAS: Mapping[Axis, str] = {
+    "tp": "parallel.tp_ctas",
+    **dict.fromkeys(("dp", "edp", "shard", "repeat"), "parallel.dp_ctas"),
+}
+"""Axis of a collective -> the knob that has the CTAs of the library's collectives over it."""
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def _tuner(library: str) -> StepFormat:
         return tuner_text([row.value for row in rows], notes)
 
     def read(text: str, name: str, facts: ModelFacts, plan: dict[str, Any]) -> Unplanned:
-        return tuner_plan.read_rows(read_tuner(text, name, library), facts.calls, plan, unset_channels=unset)
+        return tuner_plan.read_rows(read_tuner(text, name, library), facts, plan, unset_channels=unset)
 
     def left_out(facts: ModelFacts) -> Iterator[str]:
         yield from tuner_plan.without_row(facts.calls)
@@ -91,7 +91,7 @@ def _tuner(library: str) -> StepFormat:
 
 def _tuner_row(row: Any, choice: tuner_plan.Choice, plan: Plan) -> Row:
     collectives = [COLLECTIVES] if choice.calls and COLLECTIVES in dict(leaves_of(plan)) else []
-    paths = [*collectives, *(f"sites.{site}" for site in choice.limited)]
+    paths = [*collectives, *choice.limited]
     name = f"{row.collective} {row.low}-{row.high} of {row.ranks}"
     return Row(name, row, paths, tuner_plan.times_in_words(choice), tuner_format().source)
 
@@ -106,7 +106,7 @@ def _communicators(*, megatron: bool) -> StepFormat:
         groups, paths = communicators.groups_of(plan)
         by_name = communicators.fields()
         return [
-            Row(f"{group}.{option}", value, paths, by_name[option].meaning(value), source)
+            Row(f"{group}.{option}", value, paths[group, option], by_name[option].meaning(value), source)
             for group, options in groups.items()
             for option, value in options.items()
         ]
@@ -122,7 +122,7 @@ def _communicators(*, megatron: bool) -> StepFormat:
 
     def read(text: str, name: str, facts: ModelFacts, plan: dict[str, Any]) -> Unplanned:
         groups = communicators.read_yaml(text, name) if megatron else communicators.read_python(text, name)
-        return Unplanned(unmodelled=communicators.read_groups(groups, plan))
+        return communicators.read_groups(groups, plan, facts, megatron=megatron)
 
     return StepFormat(rows, text, read, of_calls=False)
 

@@ -3,9 +3,9 @@
 Sizes are cut at 0.75 and 1.5 times each power of two, as in the file that RCCL ships. A cell has the algorithm that the
 plan chooses, where a collective of the step is of its size, and the faster one elsewhere; the fastest protocol by the
 constants of the node (`simulators.costs.transfer`), or Simple at the sizes of the step alone where none were measured;
-and the CUs of the plan's schedules beside GEMMs, or as many channels as the library takes by itself. Equal neighbours
-are one row. The plug-in knows of a collective what NCCL tells it: collectives of the same kind, size and group cannot
-be told apart, and take the largest number of channels.
+and the CUs of the plan's schedules beside GEMMs, or the CTAs that the plan has over tp and over dp, or as many channels
+as the library takes by itself. Equal neighbours are one row. The plug-in knows of a collective what NCCL tells it:
+collectives of the same kind, size and group cannot be told apart, and take the largest number of channels.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 
 from dse.results.words import cell as in_words
 from dse.space import get_path
-from dse_deploy.step_calls import Call
+from dse_deploy.facts import ModelFacts, put_ctas
+from dse_deploy.step_calls import CTAS, Call
 from dse_deploy.tuner_file import ANY, MOST_BYTES, TunerCall, TunerFile, TunerRow, tuner_format
 from simulators.steps.overlap.sites import SERIAL, read_schedule
 from studies.plan.plan_file import Plan, put_in
@@ -33,7 +34,7 @@ _LIMITED = "c3_sp comm_cus={}"
 
 @dataclass(frozen=True)
 class Choice:
-    """What a cell of sizes has. calls: of the step, of these sizes. limited: sites whose CUs are the channels."""
+    """What a cell of sizes has. calls: of the step, of these sizes. limited: paths of what the channels follow."""
 
     algorithm: str
     protocol: str
@@ -66,7 +67,7 @@ def choices(calls: Sequence[Call], plan: Plan, most_channels: int) -> Iterator[t
         by_cell = list[tuple[int, int, Choice | None]]()
         for low, high, size in cells():
             inside = [call for call in alike if low <= call.payload_bytes <= high]
-            by_cell.append((low, high, _choice(inside, alike[0], size, plan)))
+            by_cell.append((low, high, _choice(inside, alike, size, plan)))
         for way, equal in itertools.groupby(by_cell, key=lambda cell: None if cell[2] is None else cell[2].way):
             lows, highs, ways = zip(*equal, strict=True)
             if way is not None:
@@ -97,10 +98,10 @@ def _groups(calls: Sequence[Call]) -> dict[tuple[str, int, int], list[Call]]:
     return groups
 
 
-def _choice(inside: Sequence[Call], like: Call, size: int, plan: Plan) -> Choice | None:
+def _choice(inside: Sequence[Call], alike: Sequence[Call], size: int, plan: Plan) -> Choice | None:
     """What a cell has; None where nothing was measured and no collective of the step is of its sizes."""
     longest = max(inside, key=lambda call: call.payload_bytes, default=None)
-    at, of = (size, like) if longest is None else (longest.payload_bytes, longest)
+    at, of = (size, alike[0]) if longest is None else (longest.payload_bytes, longest)
     times = of.by_protocol(at)
     if not times and longest is None:
         return None
@@ -111,9 +112,27 @@ def _choice(inside: Sequence[Call], like: Call, size: int, plan: Plan) -> Choice
         algorithm, protocol = "nvls", _WIDEST
     else:
         algorithm = "ring"
-    limits = {call.site: cus for call in inside if (cus := channels_of(call, plan)) is not None}
-    channels = max(limits.values(), default=of.library_channels or ANY)
-    return Choice(algorithm, protocol, channels, tuple(inside), tuple(limits))
+    channels, limited = _channels(inside, alike, plan)
+    return Choice(algorithm, protocol, channels, tuple(inside), limited)
+
+
+def _channels(inside: Sequence[Call], alike: Sequence[Call], plan: Plan) -> tuple[int, tuple[str, ...]]:
+    """Channels of a cell, and the paths of a plan that they follow; those of collectives of other sizes where it has
+    none.
+    """
+    sites = {f"sites.{call.site}": cus for call in inside if (cus := channels_of(call, plan)) is not None}
+    others = [call for call in inside or alike if f"sites.{call.site}" not in sites]
+    axes = {path: ctas for call in others if (ctas := _ctas(call, plan)) and (path := CTAS.get(call.axis))}
+    # what the plan leaves to the library takes what a schedule beside it has
+    left = [] if sites else [call.library_channels for call in others if not _ctas(call, plan)]
+    channels = max((*sites.values(), *axes.values(), *left), default=0)
+    return channels or ANY, (*sites, *(axes if inside else ()))
+
+
+def _ctas(call: Call, plan: Plan) -> int:
+    """CTAs that a plan has over the axis of a collective; 0 where it leaves them to the library."""
+    path = CTAS.get(call.axis)
+    return int(get_path(plan, path) or 0) if path else 0
 
 
 def _by_switch(call: Call, plan: Plan) -> bool:
@@ -164,45 +183,88 @@ class Unplanned:
     unmodelled: list[str] = field(default_factory=list)
 
 
-def read_rows(file: TunerFile, calls: Sequence[Call], plan: dict[str, Any], *, unset_channels: int) -> Unplanned:
-    """Put what the rows of a file say of the collectives of a step into a plan. Sites that are there stay.
+def read_rows(file: TunerFile, facts: ModelFacts, plan: dict[str, Any], *, unset_channels: int) -> Unplanned:
+    """Put what the rows of a file say of the collectives of a step into a plan. What is there stays.
 
     unset_channels: that the plug-in leaves a collective without a row.
     """
-    result, used = Unplanned(list(file.skipped)), set[int]()
+    result, read = Unplanned(list(file.skipped)), list[_Applied]()
     weight, notes = dict[str, float](), dict[str, list[str]]()
-    for call in calls:
+    for call in facts.calls:
         name = tuner_format().collectives.get(call.pattern)
         if name is None:
             continue
         row = file.row_for(TunerCall(name, call.payload_bytes, call.nodes, call.ranks))
+        read.append(_Applied(call, row, unset_channels))
         if row is None:
             left = f"the plug-in leaves it {unset_channels} channel" if unset_channels else "the library chooses"
             of_size = f"{name} of {call.payload_bytes} bytes among {call.ranks}"
             notes.setdefault(f"no row for {of_size}: {left} ({{}})", []).append(call.name)
             continue
-        used.add(row.line)
         chosen = "in_switch" if row.algorithm in _SWITCHED else "library"
         # a collective that the switch cannot compute says nothing of those that it can
         counts = chosen == "in_switch" or call.in_switch_s(call.payload_bytes) is not None
         weight[chosen] = weight.get(chosen, 0.0) + call.times * call.payload_bytes * counts
-        channels = unset_channels if row.channels == ANY and unset_channels else row.channels
-        if call.beside is not None and channels not in (ANY, call.library_channels):
-            plan.setdefault("sites", {}).setdefault(call.site, _LIMITED.format(channels))
-        for note in _not_of_the_model(row, call):
+    ctas = {path: number for path, number in _by_axis(read) if not put_ctas(plan, path, number, facts)}
+    for applied in (applied for applied in read if applied.row is not None):
+        call, usual = applied.call, ctas.get(CTAS.get(applied.call.axis, ""), applied.call.library_channels)
+        if call.beside is not None and applied.channels != usual:
+            plan.setdefault("sites", {}).setdefault(call.site, _LIMITED.format(applied.channels))
+        for note in _not_of_the_model(applied, usual):
             notes.setdefault(note, []).append(call.name)
     if weight:
         put_in(plan, COLLECTIVES, max(weight, key=lambda name: weight[name]))
     if all(weight.get(name) for name in ("in_switch", "library")):
         result.unmodelled.append(f"some collectives by the switch and some not: {_shares(weight)}")
     result.unmodelled += [note.format(", ".join(dict.fromkeys(names))) for note, names in notes.items()]
+    used = {applied.row.line for applied in read if applied.row is not None}
     if lines := [str(row.line) for row in file.rows if row.line not in used]:
         result.unread.append(f"lines {', '.join(lines)}: no collective of the step is of their sizes and groups")
     return result
 
 
-def _not_of_the_model(row: TunerRow, call: Call) -> Iterator[str]:
-    """Yield what a row asks for that the time of a step does not follow, with a place for names of collectives."""
+@dataclass(frozen=True)
+class _Applied:
+    """A collective of a step and its row. unset: channels where none are set; 0: as many as the library takes."""
+
+    call: Call
+    row: TunerRow | None
+    unset: int
+
+    @property
+    def channels(self) -> int:
+        """Channels on which it runs."""
+        own = ANY if self.row is None else self.row.channels
+        return (self.unset or self.call.library_channels) if own == ANY else own
+
+    @property
+    def kind(self) -> tuple[str, int, int, int]:
+        """What the plug-in knows of it."""
+        return self.call.pattern, self.call.payload_bytes, self.call.nodes, self.call.ranks
+
+
+def _by_axis(read: Sequence[_Applied]) -> Iterator[tuple[str, int]]:
+    """Yield the knob of each axis whose collectives run on one number of channels other than the library's.
+
+    Those that the plug-in cannot tell from one beside a GEMM count only where all are such.
+    """
+    beside = {applied.kind for applied in read if applied.call.beside is not None}
+    for path in dict.fromkeys(CTAS.values()):
+        plain = [applied for applied in read if CTAS.get(applied.call.axis) == path and applied.call.beside is None]
+        counted = [applied for applied in plain if applied.kind not in beside] or plain
+        numbers = {applied.channels for applied in counted}
+        if len(numbers) == 1 and numbers != {applied.call.library_channels for applied in counted}:
+            yield path, numbers.pop()
+
+
+def _not_of_the_model(applied: _Applied, usual: int) -> Iterator[str]:
+    """Yield what a row asks for that the time of a step does not follow, with a place for names of collectives.
+
+    usual: channels on which the plan has the collective.
+    """
+    call, row = applied.call, applied.row
+    if row is None:
+        return
     times = call.by_protocol(call.payload_bytes)
     fastest = min(times, key=lambda name: times[name], default=row.protocol)
     if row.algorithm not in ("ring", *_SWITCHED):
@@ -210,9 +272,8 @@ def _not_of_the_model(row: TunerRow, call: Call) -> Iterator[str]:
     if row.algorithm == "ring" and times and row.protocol != fastest:
         slower = f"{in_words(times[row.protocol], 's')}, by {fastest} {in_words(times[fastest], 's')}"
         yield f"line {row.line}: {row.protocol} for {{}} takes {slower}"
-    elif call.beside is None and row.channels not in (ANY, call.library_channels):
-        usual = call.library_channels
-        yield f"line {row.line}: {row.channels} channels for {{}}, which the model has on {usual}"
+    elif call.beside is None and applied.channels != usual:
+        yield f"line {row.line}: {applied.channels} channels for {{}}, which the model has on {usual}"
 
 
 def _shares(weight: Mapping[str, float]) -> str:

@@ -225,7 +225,12 @@ SITES = st.sampled_from(
     ["serial", "c3_sp", "c3_sp comm_cus=12", "c3_sp_rp comm_cus=16", "c3_base comm_cus=8", "conccl"]
 )
 PLANS = st.fixed_dictionaries(
-    {"sites": st.fixed_dictionaries({}, optional=dict.fromkeys(BESIDE, SITES)), "parallel": st.just({"tp": 4})},
+    {
+        "sites": st.fixed_dictionaries({}, optional=dict.fromkeys(BESIDE, SITES)),
+        "parallel": st.fixed_dictionaries(
+            {"tp": st.just(4)}, optional={f"{axis}_ctas": st.sampled_from([0, 1, 8, 24, 32]) for axis in ("tp", "dp")}
+        ),
+    },
 )
 
 
@@ -337,9 +342,9 @@ def test_groups_say_channels_and_priority_of_sums_beside_gemms() -> None:
     plan = {"sites": {"ffn_in_backward": "c3_sp_rp comm_cus=16", "attention_in_backward": "c3_sp comm_cus=12"}}
     groups, paths = communicators.groups_of(plan)
     assert groups == {"tp": {"max_ctas": 16, "is_high_priority_stream": True}}
-    assert set(paths) == {f"sites.{name}" for name in BESIDE}
+    assert [set(said) for said in paths.values()] == [{f"sites.{name}" for name in BESIDE}] * 2
     # copy engines cannot add
-    assert communicators.groups_of({"sites": {"ffn_in_backward": "conccl"}}) == ({}, ())
+    assert communicators.groups_of({"sites": {"ffn_in_backward": "conccl"}}) == ({}, {})
     assert "2.28" in communicators.fields()["cta_policy"].meaning(2)
     assert "2.17" in communicators.fields()["max_ctas"].meaning(8)
 
@@ -374,13 +379,84 @@ def test_options_that_megatron_would_ignore_or_refuse_are_refused(text: str, pat
 
 
 def test_options_of_other_groups_are_told(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (elsewhere / "c.yaml").write_text("dp: {max_ctas: 8}\ntp: {max_ctas: 16, cga_cluster_size: 2}\n")
+    (elsewhere / "c.yaml").write_text("cp: {max_ctas: 8}\ntp: {max_ctas: 16, cga_cluster_size: 2}\n")
     assert main(["settings", "import", "settings=c.yaml", "from=communicators"]) == 0
     printed = capsys.readouterr().out
-    assert "is not modelled: dp.max_ctas 8" in printed and "is not modelled: tp.cga_cluster_size 2" in printed
-    assert yaml.safe_load((elsewhere / "plan.yaml").read_text())["sites"] == dict.fromkeys(
-        BESIDE, "c3_base comm_cus=16"
-    )
+    assert "is not modelled: cp.max_ctas 8" in printed and "is not modelled: tp.cga_cluster_size 2" in printed
+    plan = yaml.safe_load((elsewhere / "plan.yaml").read_text())
+    assert plan["parallel"] == {"tp_ctas": 16} and "sites" not in plan
+
+
+# CTAs over tp and over dp
+
+CTAS = {"sites": {}, "parallel": {"tp": 4, "dp": 2, "collectives": "library", "tp_ctas": 8, "dp_ctas": 4}}
+
+
+def test_ctas_of_each_axis_are_the_limits_of_its_communicators() -> None:
+    groups, paths = communicators.groups_of(CTAS)
+    assert groups == {"tp": {"max_ctas": 8}, "dp_cp": {"max_ctas": 4}, "dp": {"max_ctas": 4}}
+    assert paths["tp", "max_ctas"] == ("parallel.tp_ctas",) and paths["dp", "max_ctas"] == ("parallel.dp_ctas",)
+    # gradients of experts have a communicator of their own
+    assert communicators.groups_of({"parallel": {"ep": 4, "dp_ctas": 4}})[0]["ep_dp"] == {"max_ctas": 4}
+    # a communicator has one limit, the largest that is asked for
+    both = {"sites": {"ffn_in_backward": "c3_sp comm_cus=12"}, "parallel": {"tp_ctas": 8}}
+    assert communicators.groups_of(both)[0]["tp"] == {"max_ctas": 12, "is_high_priority_stream": True}
+
+
+@pytest.mark.parametrize("name", ["nccl_tuner", "communicators", "process_groups"])
+def test_ctas_of_each_axis_come_back_and_leave_sites_alone(name: str) -> None:
+    tool, of_step = tools()[name], facts(NVIDIA)
+    written = write_all(tool, CTAS, "plan.yaml", of_step)
+    back = nearest(tool, CTAS, written, of_step)
+    assert {path: back["parallel"].get(path) for path in ("tp_ctas", "dp_ctas")} == {"tp_ctas": 8, "dp_ctas": 4}
+    assert "sites" not in back
+    assert not any({"parallel.tp_ctas", "parallel.dp_ctas"} & part.unsaid for part in written.values())
+
+
+def test_rows_have_the_ctas_of_their_axis_at_all_sizes_and_those_of_a_site_at_its_own() -> None:
+    of_step = facts(NVIDIA)
+    rows = [row for row, _ in choices(of_step.calls, CTAS, 64)]
+    assert {(row.ranks, row.channels) for row in rows} == {(4, 8), (2, 4)}
+    plan = {**CTAS, "sites": {"ffn_in_backward": "c3_sp comm_cus=12"}}
+    tool = tools()["nccl_tuner"]
+    back = nearest(tool, plan, write_all(tool, plan, "plan.yaml", of_step), of_step)
+    assert back["parallel"]["tp_ctas"] == 8 and back["sites"]["ffn_in_backward"] == "c3_sp comm_cus=12"
+
+
+def test_limits_that_a_step_cannot_have_are_told() -> None:
+    for name, limit, part in (("tp", 32, "takes 24 at most"), ("dp", 8, "no collective there")):
+        plan = dict[str, Any]()
+        one = facts(("model=llama3_8b", "system=h100_8", "parallel.tp=8", "run.mode=training"))
+        (note,) = communicators.read_groups({name: {"max_ctas": limit}}, plan, one, megatron=False).unread
+        assert plan == {} and note.startswith(f"{name}.max_ctas {limit}") and part in note
+
+
+def test_communicators_of_one_axis_that_differ_are_told() -> None:
+    plan = dict[str, Any]()
+    groups = communicators.read_yaml("dp: {max_ctas: 8}\ndp_cp: {max_ctas: 4}\n", "c.yaml")
+    told = communicators.read_groups(groups, plan, facts(NVIDIA), megatron=True)
+    assert plan == {"parallel": {"dp_ctas": 4}} and told.unmodelled == ["dp.max_ctas 8"]
+    # Megatron-LM reduces gradients in dp_cp
+    plan = {}
+    told = communicators.read_groups({"dp": {"max_ctas": 8}}, plan, facts(NVIDIA), megatron=True)
+    assert plan == {"parallel": {"dp_ctas": 8}} and "reduced in dp_cp" in told.unmodelled[0]
+
+
+def test_ctas_of_a_step_are_exported_and_priced_by_what_a_file_says(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (elsewhere / "plan.yaml").write_text(yaml.safe_dump({**CTAS, "step": [*NVIDIA, SPLIT]}))
+    assert main(["settings", "export", "plan=plan.yaml", "to=communicators", "out=theirs"]) == 0
+    printed = capsys.readouterr().out
+    assert "has no setting for parallel.tp_ctas" not in printed and "nearest: parallel" not in printed
+    planned, by_tool = re.findall(r"(?:planned|by NCCL[^,]*?) ([0-9.]+) ms", printed)[:2]
+    assert planned == by_tool
+    # a framework has no setting, and runs as many CTAs as the library takes
+    assert main(["settings", "export", "plan=plan.yaml", "to=megatron", "out=others"]) == 0
+    printed = capsys.readouterr().out
+    assert "has no setting for parallel.tp_ctas = 8" in printed
+    planned, by_tool = re.findall(r"(?:planned|by Megatron-LM) ([0-9.]+) ms", printed)[:2]
+    assert float(planned) > float(by_tool)
 
 
 # Iris
