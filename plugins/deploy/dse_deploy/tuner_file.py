@@ -179,14 +179,25 @@ def tuner_text(rows: Sequence[TunerRow], notes: Sequence[str] = ()) -> str:
 
 
 def _wrapped(note: str, most: int) -> Iterator[str]:
-    words, line = note.split(), ""
-    for word in words:
+    """Yield the lines of a note; a word of more bytes than a line has is cut between characters."""
+    line = ""
+    for word in itertools.chain.from_iterable(_pieces(whole, most) for whole in note.split()):
         if line and len(f"{line} {word}".encode()) > most:
             yield line
             line = word
         else:
             line = f"{line} {word}" if line else word
-    yield line[:most]
+    yield line
+
+
+def _pieces(word: str, most: int) -> Iterator[str]:
+    piece = ""
+    for letter in word:
+        if len(f"{piece}{letter}".encode()) > most:
+            yield piece
+            piece = ""
+        piece += letter
+    yield piece
 
 
 def read_tuner(text: str, name: str, library: str) -> TunerFile:

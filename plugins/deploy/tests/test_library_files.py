@@ -113,6 +113,16 @@ def test_rows_come_back_as_they_were_written_and_as_the_plug_in_reads_them(rows:
     assert tuner_text(read.rows, [note]) == text
 
 
+@pytest.mark.parametrize("note", ["x" * 300, "é" * 200, f"{'é' * 300} and {'x' * 700}", "€" * 1000])
+def test_long_words_of_a_note_are_cut_by_bytes(note: str) -> None:
+    text = tuner_text([TunerRow("allreduce", 0, 9, "ring", "ll")], [note])
+    assert max(len(line.encode()) for line in text.split("\n")) < tuner_format().line_bytes
+    assert len(read_tuner(text, "x", "nccl").rows) == 1
+    # nothing of the note is lost
+    notes = [line[2:] for line in text.split("\n") if line.startswith("# ")][:-1]
+    assert "".join("".join(notes).split()) == "".join(note.split())
+
+
 @drawn(100)
 @given(rows=tuner_rows(), data=st.data())
 def test_the_first_row_that_matches_and_is_usable_is_applied(rows: list[TunerRow], data: st.DataObject) -> None:
