@@ -11,7 +11,7 @@ are refused.
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -21,6 +21,7 @@ from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.errors.parsing import parse_yaml
 from dse.space import get_path
 from dse.values import Frozen
+from dse_deploy.distinct import TWICE, definition, later_changes, repeated_keys, repeated_literals
 from dse_deploy.facts import ModelFacts, put_ctas
 from dse_deploy.step_calls import CTAS
 from dse_deploy.tuner_file import library_files
@@ -147,25 +148,39 @@ def options(group):
 
 def read_yaml(text: str, name: str) -> dict[str, dict[str, Any]]:
     """Options by group of Megatron-LM's file. name: of the file, in messages. Raises ConfigError."""
-    return _checked(parse_yaml(text, name), name, megatron=True)
+    tree = parse_yaml(text, name)
+    _refuse_repeated(repeated_keys(text), name)
+    return _checked(tree, name, megatron=True)
+
+
+def _refuse_repeated(keys: Iterable[tuple[int, str]], name: str) -> None:
+    check = Problems()
+    for line, key in keys:
+        check.add(f"{name}:{line}.{key}", TWICE, way_out="remove one of them")
+    check.done(name)
 
 
 def read_python(text: str, name: str) -> dict[str, dict[str, Any]]:
     """Options by group of a module, which is not run. name: of the file, in messages. Raises ConfigError."""
     try:
-        body = ast.parse(text).body
+        module = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError([Problem(name, f"is no Python: {error}")]) from None
-    for node in body:
-        targets = [target.id for target in getattr(node, "targets", ()) if isinstance(target, ast.Name)]
-        if isinstance(node, ast.Assign) and targets == [_CONSTANT]:
-            try:
-                tree = ast.literal_eval(node.value)
-            except (ValueError, TypeError, RecursionError, MemoryError):
-                rule = "is no literal, and a file is never run"
-                raise ConfigError([Problem(f"{name}:{node.lineno}.{_CONSTANT}", rule)]) from None
-            return _checked(tree, name, megatron=False)
-    raise ConfigError([Problem(name, f"has no {_CONSTANT}", way_out=f"write {_CONSTANT} = {{'tp': {{...}}}}")])
+    first = definition(module, _CONSTANT)
+    if first is None or first.value is None:
+        raise ConfigError([Problem(name, f"has no {_CONSTANT}", way_out=f"write {_CONSTANT} = {{'tp': {{...}}}}")])
+    try:
+        tree = ast.literal_eval(first.value)
+    except (ValueError, TypeError, RecursionError, MemoryError):
+        rule = "is no literal, and a file is never run"
+        raise ConfigError([Problem(f"{name}:{first.lineno}.{_CONSTANT}", rule)]) from None
+    check = Problems()
+    for line in dict.fromkeys(later_changes(module, _CONSTANT, first)):
+        rule = f"is changed after line {first.lineno}, and a file is never run"
+        check.add(f"{name}:{line}.{_CONSTANT}", rule, way_out="write all groups in one literal")
+    check.done(name)
+    _refuse_repeated(repeated_literals(first.value), name)
+    return _checked(tree, name, megatron=False)
 
 
 def _checked(tree: Any, name: str, *, megatron: bool) -> dict[str, dict[str, Any]]:

@@ -13,7 +13,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import yaml
+
 from dse.errors import ConfigError, Problem, Problems
+from dse.errors.parsing import parse_json
+from dse_deploy.distinct import TWICE, repeated_keys
 from dse_deploy.step_calls import Call
 from dse_deploy.tuner_file import library_files
 from dse_deploy.tuner_plan import channels_of
@@ -62,13 +66,17 @@ def table_text(configs_by_key: Mapping[str, Mapping[str, Any]]) -> str:
 
 def read_table(text: str, name: str) -> dict[str, Mapping[str, Any]]:
     """Key -> `gemm_wgs` and `gemm_block`. name: of the file, in messages. Raises ConfigError."""
+    tree = parse_json(text, name)
     try:
-        tree = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError([Problem(name, f"is no JSON, and Iris takes it for empty: {error}")]) from None
+        repeated = list(repeated_keys(text))
+    except yaml.YAMLError:  # JSON that YAML cannot read: without lines
+        parse_json(text, name, distinct=True)
+        repeated = []
     check, read = Problems(), dict[str, Mapping[str, Any]]()
     if not isinstance(tree, Mapping):
         raise ConfigError([Problem(name, "is no mapping of shapes", str(tree)[:40])])
+    for line, key in repeated:
+        check.add(f"{name}:{line}.{key}", TWICE, way_out="remove one of them")
     for key, entry in tree.items():
         match = _KEY.fullmatch(key)
         config = entry.get("config") if isinstance(entry, Mapping) else None

@@ -388,6 +388,61 @@ def test_options_that_megatron_would_ignore_or_refuse_are_refused(text: str, pat
     assert path in [problem.path for problem in caught.value.problems]
 
 
+_ONCE = "PROCESS_GROUPS = {'tp': {'max_ctas': 8}}\n"
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        "PROCESS_GROUPS['dp'] = {'max_ctas': 4}",
+        "PROCESS_GROUPS['tp']['max_ctas'] = 4",
+        "PROCESS_GROUPS = {}",
+        "PROCESS_GROUPS: dict = {}",
+        "PROCESS_GROUPS |= {'dp': {}}",
+        "PROCESS_GROUPS.update(dp={})",
+        "PROCESS_GROUPS['tp'].clear()",
+        "del PROCESS_GROUPS['tp']",
+        "if True: PROCESS_GROUPS = {}",
+        "from theirs import PROCESS_GROUPS",
+    ],
+)
+def test_a_constant_that_a_module_changes_later_is_refused_with_the_line(later: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        communicators.read_python(f"{_ONCE}\n{later}\n", "m.py")
+    assert [problem.path for problem in caught.value.problems] == ["m.py:3.PROCESS_GROUPS"]
+    # what only reads it is fine, and so is what our own module does with it
+    assert communicators.read_python(f"{_ONCE}print(PROCESS_GROUPS['tp'])\n", "m.py") == {"tp": {"max_ctas": 8}}
+
+
+_KEY = "arch=gfx942|world=8|nwg=304|mode=fused|coll=all_reduce|g=1x2x3|c=4x5"
+_ENTRY = '{"config": {"gemm_wgs": 8, "gemm_block": [1, 1, 1]}}'
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "path"),
+    [
+        (communicators.read_yaml, "tp: {max_ctas: 8}\ndp: {max_ctas: 4}\ntp: {min_ctas: 2}\n", "f:3.tp"),
+        (communicators.read_yaml, "tp:\n  max_ctas: 8\n  max_ctas: 4\n", "f:3.max_ctas"),
+        (communicators.read_python, "PROCESS_GROUPS = {\n'tp': {},\n'tp': {'max_ctas': 4}}\n", "f:3.tp"),
+        (communicators.read_python, "PROCESS_GROUPS = {'tp': {'max_ctas': 8,\n'max_ctas': 4}}\n", "f:2.max_ctas"),
+        (iris_table.read_table, f'{{"{_KEY}": {_ENTRY},\n"{_KEY}": {_ENTRY}}}', f"f:2.{_KEY}"),
+        (iris_table.read_table, f'{{"{_KEY}": {_ENTRY[:-2]},\n"gemm_wgs": 9}}}}}}', "f:2.gemm_wgs"),
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused_with_its_line(
+    read: Callable[[str, str], object], text: str, path: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(text, "f")
+    (problem,) = caught.value.problems
+    assert problem.path == path and "twice" in problem.rule
+
+
+def test_json_that_is_no_yaml_has_its_keys_once() -> None:
+    with pytest.raises(ConfigError, match="twice"):
+        iris_table.read_table(f'{{\t"{_KEY}":\t{_ENTRY},\n\t"{_KEY}":\t{_ENTRY}}}', "f")
+
+
 def test_options_of_other_groups_are_told(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (elsewhere / "c.yaml").write_text("cp: {max_ctas: 8}\ntp: {max_ctas: 16, cga_cluster_size: 2}\n")
     assert main(["settings", "import", "settings=c.yaml", "from=communicators"]) == 0
