@@ -20,7 +20,7 @@ from dse_deploy.kinds import kind_of
 from dse_deploy.launches import LAUNCH
 from dse_deploy.manifests import manifest_kind, script_of
 from dse_deploy.reading import read, settings_of
-from dse_deploy.settings import Setting, SettingsFile, Tool, Written, tools, write
+from dse_deploy.settings import AXES, Setting, SettingsFile, Tool, Written, tools, write
 from dse_deploy.shell import split_documents
 from dse_deploy.step_files import STEP_FORMATS, write_step_file
 from simulators.steps.overlap.implementations import implementation
@@ -139,11 +139,16 @@ def nearest(tool: Tool, plan: Plan, written: Mapping[str, Written], model: Model
     """
     texts = [(file, written[file.name].text) for file in tool.files]
     named: dict[str, Any] = {}
-    for path in ("parallel.tp", *tool.follows):  # which settings leave open
+    axes = (degree for path in tool.limits for degree in AXES[path])
+    for path in ("parallel.tp", *tool.follows, *axes):  # which settings leave open
         if (value := get_path(plan, path)) is not None:
             put_in(named, path, value)
     # written and read again: what comes back is what the tool can express
     nearest_plan = dict(read(texts, named, model=model).plan)
+    said = {path for part in written.values() for row in part.rows for path in row.paths}
+    # a limit is read as one of sites, too, where nothing tells that the plan has it for whole axes alone
+    if tool.limits and not any(path.startswith("sites.") for path in said):
+        nearest_plan.pop("sites", None)
     for site, text in tool.own_sites(plan).items():
         if get_path(nearest_plan, f"sites.{site}") in (None, SERIAL):
             put_in(nearest_plan, f"sites.{site}", text)

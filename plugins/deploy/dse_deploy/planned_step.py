@@ -257,7 +257,8 @@ class ToolPlan:
     @cached_property
     def facts(self) -> ModelFacts:
         """Facts of the planned step; of its collectives for a tool alone whose files are of them."""
-        of_step = any(file.format in STEP_FORMATS for file in tools()[self.tool].files)
+        tool = tools()[self.tool]
+        of_step = bool(tool.limits) or any(file.format in STEP_FORMATS for file in tool.files)
         return self.step.facts(self.planned) if of_step else ModelFacts.of(self.step.tree)
 
     @cached_property

@@ -115,6 +115,8 @@ def read(
     for text in by_layer:
         unread += _read_layers(text, result)
     unread += _read_sites(gathered.of_sites, result, has_layers=bool(by_layer))
+    for setting, value in gathered.of_sites:
+        unread += setting.read_limits(value, result, model)
     of_step = [(file, text) for file, text in files if file.format in STEP_FORMATS]
     for file, text in of_step:
         read_file = read_step_file(file, text, model, result)

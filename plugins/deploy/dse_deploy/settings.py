@@ -23,7 +23,7 @@ from dse.config.options import load_yaml
 from dse.errors import ConfigError, Problem, Problems
 from dse.space import get_path
 from dse.values import Frozen
-from dse_deploy.facts import COVERED, FACTS, UNKNOWN, ModelFacts
+from dse_deploy.facts import COVERED, FACTS, UNKNOWN, ModelFacts, put_ctas
 from dse_deploy.step_calls import CTAS
 from dse_deploy.user_buffers import LAYERS, METHODS, layers_of, sites_of, with_all_sums
 from simulators.steps.overlap.sites import SERIAL, SITES, read_schedule
@@ -67,7 +67,8 @@ class Setting(Frozen):
     that leave all as it is. later: the file that it names counts over the launch. factors: knobs whose product is
     written, and of which `path` follows when it is read. reason: why no plan has the setting, which is told with it.
     left_open: values that a program fills in. writes: value of the knob at `path` -> that of the setting, of
-    those that are written alone: a fact has one, or a knob follows from several settings.
+    those that are written alone: a fact has one, or a knob follows from several settings. limits: knobs of CTAs of
+    axes, all of which a setting of a process limits to its number, and which it says where a plan has one number.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Setting(Frozen):
     reason: str = ""
     left_open: tuple[str, ...] = ()
     writes: Mapping[str | int | bool, str | int | bool] = {}
+    limits: tuple[str, ...] = ()
 
     def value_for(self, plan: Plan, model: ModelFacts = UNKNOWN) -> Any:
         """Value of the setting for a plan; None where the plan does not say it, or the setting has no value for it."""
@@ -131,8 +133,18 @@ class Setting(Frozen):
         name = self.written_as or ("" if self.path or self.read_only else self.fact)
         return name if name in FACTS else ""
 
+    def read_limits(self, value: Any, plan: dict[str, Any], model: ModelFacts) -> Iterator[str]:
+        """Put a limit of a process into a plan as the CTAs of each axis; yield, in words, those that cannot have it."""
+        is_number = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        for path in self.limits if is_number else ():
+            # without a step an axis that nobody named may be of one GPU
+            if path not in model.most_ctas and not _has(plan, path):
+                yield f"{self.name} {value} (of {path}: name the step and its degrees, parallel.dp=<GPUs>)"
+            elif reason := put_ctas(plan, path, value, model):
+                yield f"{self.name} {value} (of {path}: {reason})"
+
     def _of_sites(self, plan: Plan) -> Any:
-        if "sites" not in plan:
+        if "sites" not in plan and not self.limits:
             return None
         overlapped = list(self._overlapped(plan))
         # written only if something else overlaps: without any overlap nothing needs to be switched off
@@ -144,7 +156,12 @@ class Setting(Frozen):
             return bool(overlapped)
         # one number for all sites: the largest, so that no schedule gets fewer than it asks for
         numbers = [int(getattr(read_schedule(text, site), self.knob) or 0) for site, text in overlapped]
-        return max(numbers, default=0) or None
+        return max([*numbers, self._limit(plan)]) or None
+
+    def _limit(self, plan: Plan) -> int:
+        """The number of CTAs that a plan has over each axis that it limits; 0 where they differ, or it has none."""
+        numbers = {int(get_path(plan, path) or 0) for path in self.limits if get_path(plan, path) or _has(plan, path)}
+        return numbers.pop() if len(numbers) == 1 else 0
 
     def _overlapped(self, plan: Plan) -> Iterator[tuple[str, str]]:
         """Yield the sites with schedules that the setting is of."""
@@ -159,7 +176,9 @@ class Setting(Frozen):
             # a fact covers several knobs; only knobs of this plan count
             return [path for path in COVERED.get(self.written_fact, ()) if get_path(plan, path) is not None]
         if self.path == "sites":
-            return [f"sites.{site}" for site, _ in self._overlapped(plan)]
+            limits = self.limits if self._limit(plan) else ()
+            set_limits = [path for path in limits if get_path(plan, path)]
+            return [*(f"sites.{site}" for site, _ in self._overlapped(plan)), *set_limits]
         return [self.path, *(path for path in self.also if get_path(plan, path) is not None)]
 
     @property
@@ -206,6 +225,18 @@ class Setting(Frozen):
         else:
             for site in self.sites if value else ():
                 sites.setdefault(site, self.schedule.replace("{}", str(value)))
+
+
+def _has(plan: Plan, path: str) -> bool:
+    """Tell whether a plan has several GPUs along the axis of a knob of CTAs."""
+    return any((get_path(plan, degree) or 1) > 1 for degree in AXES[path])
+
+
+AXES: Mapping[str, tuple[str, ...]] = {
+    "parallel.tp_ctas": ("parallel.tp",),
+    "parallel.dp_ctas": ("parallel.dp", "parallel.cp", "parallel.ep"),
+}
+"""Knob of CTAs of an axis -> degrees of which one is larger than 1 where its collectives are among several GPUs."""
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -273,8 +304,13 @@ class Tool(ToolFacts):
             paths.update(_SAID.get(file.format, ()))
             for setting in file.settings:
                 sites = [f"sites.{site}" for site in setting.sites] if setting.path == "sites" else [setting.path]
-                paths.update(sites, setting.also)
+                paths.update(sites, setting.also, setting.limits)
         return frozenset(paths)
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """Knobs of CTAs that one of its settings limits at once."""
+        return tuple(path for file in self.files for setting in file.settings for path in setting.limits)
 
     def own_sites(self, plan: Plan) -> dict[str, str]:
         """Sites of a plan whose software the tool runs where nothing is set."""

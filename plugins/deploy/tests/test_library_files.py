@@ -507,6 +507,51 @@ def test_communicators_of_one_axis_that_differ_are_told() -> None:
     assert plan == {"parallel": {"dp_ctas": 8}} and "reduced in dp_cp" in told.unmodelled[0]
 
 
+@pytest.mark.parametrize(
+    ("parallel", "value"),
+    [
+        ({"dp": 2, "tp_ctas": 8, "dp_ctas": 8}, 8),
+        ({"tp_ctas": 8}, 8),
+        ({"dp": 2, "tp_ctas": 8, "dp_ctas": 4}, None),
+        ({"dp": 2, "tp_ctas": 8}, None),
+    ],
+)
+def test_the_limit_of_a_process_is_written_where_axes_agree(parallel: dict[str, int], value: int | None) -> None:
+    words = (word for word in NVIDIA if "dp" in parallel or not word.startswith("parallel.dp"))
+    tool, of_step = tools()["nccl"], facts(tuple(words))
+    plan = {"parallel": {"tp": 4, **parallel}}
+    (part,) = write_all(tool, plan, "plan.yaml", of_step).values()
+    assert {row.name: row.value for row in part.rows} == ({"NCCL_MAX_CTAS": value} if value else {})
+    back = nearest(tool, plan, {"nccl.env": part}, of_step) if value else plan
+    assert back == plan
+    assert ("parallel.tp_ctas" in part.unsaid) == (value is None)
+
+
+def test_axes_that_differ_are_told_of_the_limit_of_a_process(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = {"parallel": {"tp_ctas": 8, "dp_ctas": 4, "collectives": "library"}, "step": [*NVIDIA, SPLIT]}
+    (elsewhere / "plan.yaml").write_text(yaml.safe_dump(plan))
+    assert main(["settings", "export", "plan=plan.yaml", "to=nccl"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "one number for a process, and the plan has parallel.tp_ctas = 8, parallel.dp_ctas = 4" in printed
+    assert "NCCL_MAX_CTAS" not in (elsewhere / "outputs/export/nccl/nccl.env").read_text()
+
+
+def test_the_limit_of_a_process_is_read_as_that_of_each_axis_that_a_step_has(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (elsewhere / "n.env").write_text("export NCCL_MAX_CTAS=8\n")
+    line = ["settings", "import", "settings=n.env", "from=nccl", "out=p.yaml"]
+    for words, parallel, part in (
+        (["parallel.tp=4", "parallel.dp=2"], {"tp": 4, "dp": 2, "tp_ctas": 8, "dp_ctas": 8}, ""),
+        (["parallel.tp=4"], {"tp": 4, "tp_ctas": 8}, "NCCL_MAX_CTAS 8 (of parallel.dp_ctas: name the step"),
+    ):
+        assert main([*line, *words]) == 0
+        assert part in " ".join(capsys.readouterr().out.split())
+        assert yaml.safe_load((elsewhere / "p.yaml").read_text())["parallel"] == parallel
+
+
 def test_ctas_of_a_step_are_exported_and_priced_by_what_a_file_says(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
