@@ -145,9 +145,9 @@ def nearest(tool: Tool, plan: Plan, written: Mapping[str, Written], model: Model
             put_in(named, path, value)
     # written and read again: what comes back is what the tool can express
     nearest_plan = dict(read(texts, named, model=model).plan)
-    said = {path for part in written.values() for row in part.rows for path in row.paths}
+    written_paths = {path for part in written.values() for row in part.rows for path in row.paths}
     # a limit is read as one of sites, too, where nothing tells that the plan has it for whole axes alone
-    if tool.limits and not any(path.startswith("sites.") for path in said):
+    if tool.limits and not any(path.startswith("sites.") for path in written_paths):
         nearest_plan.pop("sites", None)
     for site, text in tool.own_sites(plan).items():
         if get_path(nearest_plan, f"sites.{site}") in (None, SERIAL):

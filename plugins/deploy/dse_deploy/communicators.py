@@ -224,17 +224,17 @@ def read_groups(
             plan.setdefault("sites", {}).setdefault(name, _schedule(options))
     for axis, names in _axes().items():
         limits = {name: int(groups[name][_CTAS]) for name in names if _CTAS in groups.get(name, {})}
-        own = next((name for name in limits if name not in _OF_EXPERTS), None)
-        if own is None:
+        group = next((name for name in limits if name not in _OF_EXPERTS), None)
+        if group is None:
             continue
-        reason = put_ctas(plan, CTAS[axis], limits[own], facts)
-        read.update((name, _CTAS) for name, ctas in limits.items() if ctas == limits[own])
-        if reason and not (own == GROUP and _FIRST in options):
-            result.unread.append(f"{own}.{_CTAS} {limits[own]} ({reason})")
+        reason = put_ctas(plan, CTAS[axis], limits[group], facts)
+        read.update((name, _CTAS) for name, ctas in limits.items() if ctas == limits[group])
+        if reason and not (group == GROUP and _FIRST in options):
+            result.unread.append(f"{group}.{_CTAS} {limits[group]} ({reason})")
         # gradients have a communicator of their own there
-        if megatron and own != names[0]:
+        if megatron and group != names[0]:
             result.unmodelled.append(
-                f"{own}.{_CTAS} {limits[own]} (read as {CTAS[axis]}, though gradients are reduced in {names[0]}: "
+                f"{group}.{_CTAS} {limits[group]} (read as {CTAS[axis]}, though gradients are reduced in {names[0]}: "
                 "set it there, too)"
             )
     result.unmodelled += _others(groups, read)

@@ -58,9 +58,9 @@ def later_changes(module: ast.Module, name: str, first: ast.AST) -> Iterator[int
 
     These are assignments to it or to its parts, deletions, imports of the name, and calls of methods that change it.
     """
-    own = set(ast.walk(first))
+    defining = set(ast.walk(first))
     for node in ast.walk(module):
-        if node not in own and _changes(node, name):
+        if node not in defining and _changes(node, name):
             yield getattr(node, "lineno", 1)
 
 

@@ -149,8 +149,8 @@ def _of_collectives(tool: Tool, exported: ToolFiles) -> Iterator[str]:
     Numbers of CTAs that differ by axis are told where the tool has one for all.
     """
     ctas = {path: get_path(exported.plan, path) for path in tool.limits if get_path(exported.plan, path)}
-    said = {path for part in exported.written.values() for row in part.rows for path in row.paths}
-    if ctas and not said.intersection(ctas):
+    written = {path for part in exported.written.values() for row in part.rows for path in row.paths}
+    if ctas and not written.intersection(ctas):
         numbers = ", ".join(f"{path} = {get_path(exported.plan, path) or 0}" for path in tool.limits)
         yield f"one number for a process, and the plan has {numbers}: to=communicators sets each"
     for file in tool.files:

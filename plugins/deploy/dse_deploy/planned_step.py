@@ -133,8 +133,8 @@ class PlannedStep:
         # mode, batch and length identify the step, and stay
         choices = {path: value for path, value in leaves_of(plan) if path not in BESIDE_A_PLAN}
         # a library leaves what it has no word for, and what was typed, to the framework that calls it
-        said = tools()[tool].said_paths
-        library = set() if tools()[tool].framework else {*self.typed, *({*OFF, *CTAS.values()} - said)}
+        sayable = tools()[tool].said_paths
+        library = set() if tools()[tool].framework else {*self.typed, *({*OFF, *CTAS.values()} - sayable)}
         defaults = _defaults(tool, library)
         # a plan without choices would be no plan: a degree that it has anyway stands in
         section = GivenPlan(
@@ -180,8 +180,8 @@ class PlannedStep:
 
 def _defaults(tool: str, typed: Collection[str] = ()) -> dict[str, ToolDefaults]:
     # what the tool does by itself counts under what was typed
-    own = {**OFF, **dict.fromkeys(CTAS.values(), 0), **tools()[tool].values}
-    values = {path: value for path, value in own.items() if path not in typed}
+    defaults = {**OFF, **dict.fromkeys(CTAS.values(), 0), **tools()[tool].values}
+    values = {path: value for path, value in defaults.items() if path not in typed}
     return {tool: ToolDefaults(modes=tools()[tool].modes, values=values)}
 
 

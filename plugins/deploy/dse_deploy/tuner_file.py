@@ -181,7 +181,7 @@ def tuner_text(rows: Sequence[TunerRow], notes: Sequence[str] = ()) -> str:
 def _wrapped(note: str, most: int) -> Iterator[str]:
     """Yield the lines of a note; a word of more bytes than a line has is cut between characters."""
     line = ""
-    for word in itertools.chain.from_iterable(_pieces(whole, most) for whole in note.split()):
+    for word in itertools.chain.from_iterable(_pieces(text, most) for text in note.split()):
         if line and len(f"{line} {word}".encode()) > most:
             yield line
             line = word

@@ -121,10 +121,10 @@ def _channels(inside: Sequence[Call], alike: Sequence[Call], plan: Plan) -> tupl
     none.
     """
     sites = {f"sites.{call.site}": cus for call in inside if (cus := channels_of(call, plan)) is not None}
-    others = [call for call in inside or alike if f"sites.{call.site}" not in sites]
-    axes = {path: ctas for call in others if (ctas := _ctas(call, plan)) and (path := CTAS.get(call.axis))}
+    unlimited = [call for call in inside or alike if f"sites.{call.site}" not in sites]
+    axes = {path: ctas for call in unlimited if (ctas := _ctas(call, plan)) and (path := CTAS.get(call.axis))}
     # what the plan leaves to the library takes what a schedule beside it has
-    left = [] if sites else [call.library_channels for call in others if not _ctas(call, plan)]
+    left = [] if sites else [call.library_channels for call in unlimited if not _ctas(call, plan)]
     channels = max((*sites.values(), *axes.values(), *left), default=0)
     return channels or ANY, (*sites, *(axes if inside else ()))
 
@@ -234,8 +234,8 @@ class _Applied:
     @property
     def channels(self) -> int:
         """Channels on which it runs."""
-        own = ANY if self.row is None else self.row.channels
-        return (self.unset or self.call.library_channels) if own == ANY else own
+        set_channels = ANY if self.row is None else self.row.channels
+        return (self.unset or self.call.library_channels) if set_channels == ANY else set_channels
 
     @property
     def kind(self) -> tuple[str, int, int, int]:

@@ -352,7 +352,7 @@ def test_groups_say_channels_and_priority_of_sums_beside_gemms() -> None:
     plan = {"sites": {"ffn_in_backward": "c3_sp_rp comm_cus=16", "attention_in_backward": "c3_sp comm_cus=12"}}
     groups, paths = communicators.groups_of(plan)
     assert groups == {"tp": {"max_ctas": 16, "is_high_priority_stream": True}}
-    assert [set(said) for said in paths.values()] == [{f"sites.{name}" for name in BESIDE}] * 2
+    assert [set(names) for names in paths.values()] == [{f"sites.{name}" for name in BESIDE}] * 2
     # copy engines cannot add
     assert communicators.groups_of({"sites": {"ffn_in_backward": "conccl"}}) == ({}, {})
     assert "2.28" in communicators.fields()["cta_policy"].meaning(2)
@@ -491,20 +491,20 @@ def test_rows_have_the_ctas_of_their_axis_at_all_sizes_and_those_of_a_site_at_it
 def test_limits_that_a_step_cannot_have_are_told() -> None:
     for name, limit, part in (("tp", 32, "takes 24 at most"), ("dp", 8, "no collective there")):
         plan = dict[str, Any]()
-        one = facts(("model=llama3_8b", "system=h100_8", "parallel.tp=8", "run.mode=training"))
-        (note,) = communicators.read_groups({name: {"max_ctas": limit}}, plan, one, megatron=False).unread
+        of_step = facts(("model=llama3_8b", "system=h100_8", "parallel.tp=8", "run.mode=training"))
+        (note,) = communicators.read_groups({name: {"max_ctas": limit}}, plan, of_step, megatron=False).unread
         assert plan == {} and note.startswith(f"{name}.max_ctas {limit}") and part in note
 
 
 def test_communicators_of_one_axis_that_differ_are_told() -> None:
     plan = dict[str, Any]()
     groups = communicators.read_yaml("dp: {max_ctas: 8}\ndp_cp: {max_ctas: 4}\n", "c.yaml")
-    told = communicators.read_groups(groups, plan, facts(NVIDIA), megatron=True)
-    assert plan == {"parallel": {"dp_ctas": 4}} and told.unmodelled == ["dp.max_ctas 8"]
+    result = communicators.read_groups(groups, plan, facts(NVIDIA), megatron=True)
+    assert plan == {"parallel": {"dp_ctas": 4}} and result.unmodelled == ["dp.max_ctas 8"]
     # Megatron-LM reduces gradients in dp_cp
     plan = {}
-    told = communicators.read_groups({"dp": {"max_ctas": 8}}, plan, facts(NVIDIA), megatron=True)
-    assert plan == {"parallel": {"dp_ctas": 8}} and "reduced in dp_cp" in told.unmodelled[0]
+    result = communicators.read_groups({"dp": {"max_ctas": 8}}, plan, facts(NVIDIA), megatron=True)
+    assert plan == {"parallel": {"dp_ctas": 8}} and "reduced in dp_cp" in result.unmodelled[0]
 
 
 @pytest.mark.parametrize(
