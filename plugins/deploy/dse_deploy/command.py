@@ -149,6 +149,11 @@ def nearest(tool: Tool, plan: Plan, written: Mapping[str, Written], model: Model
     # a limit is read as one of sites, too, where nothing tells that the plan has it for whole axes alone
     if tool.limits and not any(path.startswith("sites.") for path in written_paths):
         nearest_plan.pop("sites", None)
+    # a site of as many CTAs as its whole axis cannot be told from the others in rows
+    ctas = get_path(nearest_plan, "parallel.tp_ctas")
+    for path in sorted(path for path in written_paths if path.startswith("sites.") and ctas):
+        if get_path(nearest_plan, path) in (None, SERIAL):
+            put_in(nearest_plan, path, f"c3_sp comm_cus={ctas}")
     for site, text in tool.own_sites(plan).items():
         if get_path(nearest_plan, f"sites.{site}") in (None, SERIAL):
             put_in(nearest_plan, f"sites.{site}", text)

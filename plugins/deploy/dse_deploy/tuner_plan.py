@@ -125,7 +125,8 @@ def _channels(inside: Sequence[Call], alike: Sequence[Call], plan: Plan) -> tupl
     axes = {path: ctas for call in unlimited if (ctas := _ctas(call, plan)) and (path := CTAS.get(call.axis))}
     # what the plan leaves to the library takes what a schedule beside it has
     left = [] if sites else [call.library_channels for call in unlimited if not _ctas(call, plan)]
-    channels = max((*sites.values(), *axes.values(), *left), default=0)
+    # a schedule beside a GEMM decides, as one that a row has no number for would be lost
+    channels = max(sites.values() or (*axes.values(), *left), default=0)
     return channels or ANY, (*sites, *(axes if inside else ()))
 
 

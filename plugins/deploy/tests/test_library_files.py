@@ -488,6 +488,14 @@ def test_rows_have_the_ctas_of_their_axis_at_all_sizes_and_those_of_a_site_at_it
     assert back["parallel"]["tp_ctas"] == 8 and back["sites"]["ffn_in_backward"] == "c3_sp comm_cus=12"
 
 
+@pytest.mark.parametrize("ctas", [8, 12, 16])
+def test_a_site_beside_a_gemm_is_not_lost_among_the_ctas_of_its_axis(ctas: int) -> None:
+    tool, of_step = tools()["nccl_tuner"], facts(NVIDIA)
+    plan = {"sites": dict.fromkeys(BESIDE, "c3_sp comm_cus=12"), "parallel": {"tp": 4, "dp": 2, "tp_ctas": ctas}}
+    back = nearest(tool, plan, write_all(tool, plan, "plan.yaml", of_step), of_step)
+    assert back["sites"] == plan["sites"] and back["parallel"]["tp_ctas"] == ctas
+
+
 def test_limits_that_a_step_cannot_have_are_told() -> None:
     for name, limit, part in (("tp", 32, "takes 24 at most"), ("dp", 8, "no collective there")):
         plan = dict[str, Any]()
