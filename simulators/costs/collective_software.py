@@ -40,7 +40,7 @@ class ShortMessages(Frozen):
     algorithm: str = "one_shot"
 
 
-class Sizes(Frozen):
+class PayloadSizes(Frozen):
     """Payloads [bytes] that software takes: from one on, up to another, or below another (None: no limit)."""
 
     from_bytes: Annotated[Bytes, Field(ge=0)] = 0.0
@@ -48,7 +48,7 @@ class Sizes(Frozen):
     below_bytes: Annotated[Bytes, Field(gt=0)] | None = None
 
 
-class Format(Frozen):
+class WireFormat(Frozen):
     """A format on the wire. wire: its bytes over those of an element, scales included. latency_s: of a call.
 
     lossless_for: formats of elements that it carries as they are. takes: sizes by number of GPUs; those of the software
@@ -58,7 +58,7 @@ class Format(Frozen):
     wire: Annotated[Number, Field(gt=0, le=1)]
     latency_s: Mapping[str, Duration]
     lossless_for: tuple[str, ...] = ()
-    takes: Mapping[str, Sizes] = {}
+    takes: Mapping[str, PayloadSizes] = {}
 
 
 class Path(Frozen):
@@ -132,8 +132,8 @@ class CollectiveSoftware(SourcedValue):
     latency_s: Mapping[str, Duration] | None = None
     longer: Mapping[Pattern, Annotated[Number, Field(ge=1, le=4)]] = {}
     short: ShortMessages | None = None
-    formats: Mapping[str, Format] | None = None
-    takes: Mapping[str, Sizes] = {}
+    formats: Mapping[str, WireFormat] | None = None
+    takes: Mapping[str, PayloadSizes] = {}
     calls: Mapping[str, CallLaw] | None = None
     refuses: str = ""
     fitted_on: tuple[Mapping[str, Any], ...] = ()
@@ -165,7 +165,7 @@ class Call:
         return self.changed or named_software(self.name)
 
     @property
-    def format(self) -> Format | None:
+    def format(self) -> WireFormat | None:
         """The format on the wire; None for that of the tensor."""
         formats = self.software.formats
         return None if not formats else formats[self.name.partition(":")[2] or next(iter(formats))]
@@ -174,10 +174,10 @@ class Call:
         """Tell whether it sends less than it is given of elements of a format: fewer bits, or another range."""
         return self.format is not None and element not in self.format.lossless_for
 
-    def sizes(self, num_gpus: int) -> Sizes:
+    def sizes(self, num_gpus: int) -> PayloadSizes:
         """Sizes that it takes among so many GPUs."""
         takes = (self.format.takes if self.format is not None else {}) or self.software.takes
-        return takes.get(str(num_gpus), takes.get(ANY, Sizes()))
+        return takes.get(str(num_gpus), takes.get(ANY, PayloadSizes()))
 
 
 def named_software(
