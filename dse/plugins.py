@@ -151,7 +151,7 @@ def _load(key: tuple[str, str]) -> Any:
     plugin = _attribute(place, name) if place else None
     if plugin is None:
         broken = "".join(f" ({package} cannot be imported: {error})" for package, error in broken_packages().items())
-        rule, way = f"is no plug-in with {KINDS[kind].attribute}{broken}", did_you_mean(name, usable_names(kind))
+        rule, way = f"is no plug-in with {KINDS[kind].attribute}{broken}", did_you_mean(str(name), usable_names(kind))
         if not place and KINDS[kind].package:
             offer = f"a distribution offers it by an entry point in {KINDS[kind].group}"
             way = f"{way}; {offer}" if way else offer

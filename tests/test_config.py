@@ -530,7 +530,8 @@ def named_once() -> Iterator[list[str]]:
         if folder.is_dir() and folder.name in named
     }
     yield from ([f"study={name}"] for name in groups.pop("study"))
-    groups["simulator"] = [name for name in groups["simulator"] if name != "step"]
+    # of steps, and of power, which study=power has
+    groups["simulator"] = [name for name in groups["simulator"] if name not in ("step", "powered", "powered_step")]
     gpus = {name: shipped("system")[name]["gpu"] for name in SYSTEMS if name != "mi100"}
     groups["system"] = [
         name for name, gpu in gpus.items() if "persistent" not in gpu and "bf16" in gpu.get("peak_flop_per_s", ["bf16"])
