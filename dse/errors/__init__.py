@@ -222,7 +222,7 @@ def grammar(value: object) -> str:
 def pairs(words: Iterable[str], defaults: Mapping[str, str], *, optional: Sequence[str] = ()) -> dict[str, str]:
     """Parse the words `name=value` of a command. defaults: by name, empty where a value must be given.
 
-    Raises ConfigError, also for a name that is given twice.
+    Raises ConfigError, also for a name that is given two values.
 
     >>> pairs(["port=80"], {"port": "5000", "host": "here"})
     {'port': '80', 'host': 'here'}
@@ -232,8 +232,8 @@ def pairs(words: Iterable[str], defaults: Mapping[str, str], *, optional: Sequen
     check, read = Problems(), set[str]()
     for word in words:
         name, _, value = word.partition("=")
-        if name in read and value:
-            check.add(name, "is given twice", value=value, way_out="write one of them")
+        if name in read and value and value != values[name]:
+            check.add(name, f"is given twice, as {values[name]} before", value=value, way_out="write one of them")
         elif name in names and value:
             values[name] = value
             read.add(name)
