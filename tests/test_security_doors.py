@@ -481,6 +481,11 @@ SENTENCES = {
         "test_workers_import_nothing_of_the_folder",
         "test_every_python_process_is_started_without_the_current_folder",
     ),
+    "Assistants": (
+        "test_settings_that_do_more_than_set_a_value_are_refused",
+        "test_files_are_those_of_the_folder_alone",
+        "test_a_request_without_the_token_is_turned_away",
+    ),
     "Generated files": (
         "test_texts_in_emitted_files_are_comments_of_one_line",
         "test_the_name_of_a_plan_is_a_comment_of_its_files",

@@ -47,7 +47,7 @@ async def ask(words: Sequence[str], root: Path, report: Report) -> Answer:
     Where it is cancelled, the command is interrupted, and keeps what it has: the same question takes it up again.
     """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "dse", *words),
+        *(sys.executable, "-P", "-m", "dse", *words),
         cwd=root,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
