@@ -12,8 +12,9 @@ from simulators.costs.collective_software import Call, all_software
 from simulators.hardware.machine import tree_of
 from simulators.steps.backend import StepBackend, metrics_of
 from simulators.steps.design import StepDesign
-from simulators.steps.judge.other_libraries import ratio_error, savings
+from simulators.steps.judge.other_libraries import Saving, ratio_error, ratio_gpus, savings
 from simulators.workloads.model_zoo import model_tree, option_tree
+from studies.plan.libraries import saves_text
 
 BACKEND = StepBackend()
 
@@ -62,3 +63,14 @@ def test_an_interval_is_wider_for_what_is_called_more_often() -> None:
     (saving,) = (saving for saving in savings(decoding("h100_8")) if saving.pattern == "all_reduce")
     least, most = saving.interval_s
     assert most - least == pytest.approx(2 * saving.calls * saving.software_s * math.sinh(ratio_error()))
+
+
+def test_only_gpus_with_measured_ratios_are_told_to_be_surely_faster() -> None:
+    """The interval is of rows of other GPUs elsewhere, which do not say how far off it is."""
+    saving = Saving("tp", "all_reduce", 1e6, 160, 50e-6, 10e-6, "nccl_symmetric")
+    assert saving.interval_s[0] > 0
+    assert {name: "surely" in saves_text(saving, 0.01, name) for name in (*ratio_gpus(), "mi300x", "my_gpu")} == {
+        **dict.fromkeys(ratio_gpus(), True),
+        "mi300x": False,
+        "my_gpu": False,
+    }

@@ -148,7 +148,8 @@ def _program_text(*, every: bool = False) -> str:
             f"Lists: python -m dse {lists}",
             "(`options` lists the groups of options; --all after a list adds the options that few people need)",
             "Flags: --dry-run counts the points and evaluates none, --config-dir adds a folder of configurations,",
-            "-m runs a study for each of several values, -v prints every table, --hydra-help explains the rest.",
+            "-m runs a study for each of several values, -v prints every table, --cfg job prints the configuration,",
+            "--hydra-help explains the rest.",
             "",
             _FOOT,
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dse.results.words import cell
 from dse.values.units import with_prefix
-from simulators.steps.judge.other_libraries import Saving, savings
+from simulators.steps.judge.other_libraries import Saving, ratio_gpus, savings
 from studies.plan.step_plan import TIME, StepPlan
 
 _FEW = 0.01  # share of a step below which nothing is said
@@ -16,7 +16,8 @@ def library_line(plan: StepPlan) -> str:
     found = max(savings(design), key=lambda saving: saving.saved_s, default=None)
     if found is None or found.saved_s < _FEW * seconds:
         return ""
-    return f"libraries: {_would(found)}, {_saves(found, seconds)}; others: python -m dse machine libraries"
+    saves = saves_text(found, seconds, str(design.system.gpu.name))
+    return f"libraries: {_would(found)}, {saves}; others: python -m dse machine libraries"
 
 
 def _would(saving: Saving) -> str:
@@ -26,9 +27,9 @@ def _would(saving: Saving) -> str:
     return f"{saving.pattern}s of {size} over {saving.over} by {saving.software} would take {times}"
 
 
-def _saves(saving: Saving, seconds: float) -> str:
-    """What that saves of a step, with its interval."""
+def saves_text(saving: Saving, seconds: float, gpu: str) -> str:
+    """What that saves of a step, with its interval, which is not that of GPUs without measured times."""
     least, most = (100 * share / seconds for share in saving.interval_s)
-    sure = "surely" if least > 0 else "perhaps"
+    sure = "surely" if least > 0 and gpu in ratio_gpus() else "perhaps"
     shorter = f"which makes a step {sure} {100 * saving.saved_s / seconds:.1f} % shorter"
-    return f"{shorter} (90 %, by measured times on H100 and B200: {least:.1f} to {most:.1f})"
+    return f"{shorter} (90 %, by measured times on {' and '.join(ratio_gpus())}: {least:.1f} to {most:.1f})"

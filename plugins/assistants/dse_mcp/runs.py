@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import os
 import re
 import signal
@@ -56,14 +57,16 @@ async def ask(words: Sequence[str], root: Path, report: Report) -> Answer:
     )
     assert process.stdout is not None and process.stderr is not None
     try:
-        out, errors = await asyncio.gather(process.stdout.read(), _followed(process.stderr, report))
+        out, errors = await asyncio.gather(process.stdout.read(), followed(process.stderr, report))
         code = await process.wait()
     except BaseException:
         await _interrupt(process)
         raise
-    text = out.decode(errors="replace")[:_MOST_TEXT]
+    text = out.decode(errors="replace")
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     run = _run_of(text, root)
+    if len(text) > _MOST_TEXT:
+        text = f"{text[:_MOST_TEXT]}\n(cut after {_MOST_TEXT:,} of {len(text):,} characters; the page has all)\n"
     page = None if run is None or not (root / run / "report.html").is_file() else f"{run}/report.html"
     refused = errors.strip()[-_MOST_TEXT:] if code else None
     return Answer(
@@ -77,17 +80,21 @@ async def ask(words: Sequence[str], root: Path, report: Report) -> Answer:
     )
 
 
-async def _followed(errors: asyncio.StreamReader, report: Report) -> str:
+async def followed(errors: asyncio.StreamReader, report: Report) -> str:
     """Text of standard error without progress, which is reported."""
-    sentences = list[str]()
-    while block := await errors.read(1 << 16):
-        for line in re.split(r"[\r\n]+", block.decode(errors="replace")):
+    sentences, decoder, rest = list[str](), codecs.getincrementaldecoder("utf-8")("replace"), ""
+    while True:
+        block = await errors.read(1 << 16)
+        # a block may end within a line, and within a character
+        *lines, rest = re.split(r"[\r\n]", rest + decoder.decode(block, final=not block))
+        for line in lines if block else [*lines, rest]:
             if (match := _PROGRESS.match(line)) is not None:
                 total = None if match["of"] == "?" else float(match["of"])
                 await report(float(match["done"]), total, match["text"].strip())
             elif line.strip():
                 sentences.append(line)
-    return "\n".join(sentences)
+        if not block:
+            return "\n".join(sentences)
 
 
 def _run_of(text: str, root: Path) -> str | None:

@@ -16,6 +16,7 @@ import pytest
 from dse.cli import main
 from dse.errors import ConfigError
 from dse_mcp.questions import TOOLS, Advice, Plan, Profile
+from dse_mcp.runs import followed
 
 PROFILE = Path(__file__).parents[2] / "traces" / "dse_traces" / "conf" / "data" / "profiles" / "mi300x_resnet.csv.gz"
 WHY = "mcp is not installed: pip install 'overlap-dse-assistants[mcp]'"
@@ -229,3 +230,23 @@ def test_a_question_that_is_cancelled_ends_its_command(tmp_path: Path) -> None:
     asyncio.run(cancelled())
     running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert "layouts.gpus=64" not in running
+
+
+def test_lines_and_characters_that_arrive_in_pieces_are_read_whole() -> None:
+    seen = list[tuple[float, float | None, str]]()
+
+    async def report(done: float, total: float | None, text: str) -> None:
+        seen.append((done, total, text))
+
+    async def read() -> str:
+        reader = asyncio.StreamReader()
+        text = "plan ━━━━ 12/40 3 points/s\rplan ━━━━ 40/40\nrefused: ü is no number"
+        answer = asyncio.create_task(followed(reader, report))
+        for byte in text.encode():
+            reader.feed_data(bytes([byte]))
+            await asyncio.sleep(0)
+        reader.feed_eof()
+        return await answer
+
+    assert asyncio.run(read()) == "refused: ü is no number"
+    assert seen == [(12.0, 40.0, "plan"), (40.0, 40.0, "plan")]

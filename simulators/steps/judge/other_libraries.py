@@ -12,7 +12,7 @@ there, which no row of a table tells.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -58,9 +58,19 @@ class Saving:
 
 
 @cache
+def _errors() -> Mapping[str, Any]:
+    errors: Mapping[str, Any] = load_yaml(conf_dir() / "data" / _ERRORS)
+    return errors
+
+
 def ratio_error() -> float:
     """Natural logarithm by which the time of software over its library's is off in nine of ten measured rows."""
-    return float(load_yaml(conf_dir() / "data" / _ERRORS)["ratio_p90"])
+    return float(_errors()["ratio_p90"])
+
+
+def ratio_gpus() -> Sequence[str]:
+    """GPUs of these rows: on others the error is not known."""
+    return tuple(_errors()["ratio_gpus"])
 
 
 def savings(design: StepDesign) -> list[Saving]:
