@@ -61,10 +61,15 @@ def random_case(seed: int) -> tuple[Deployment, Traffic]:
             overlapped=bool(draw.integers(2)),
             launch_s=float(draw.uniform(0, 1e-3)),
             request_s=float(draw.choice([0, 1e-4])),
+            token_s=float(draw.choice([0, 1e-6])),
             latency_s=float(draw.choice([0, 3e-4])),
             drafts=int(draw.choice([0, 3])),
             acceptance=0.6,
             gathered=int(draw.choice([0, 3])),
+            wait_steps=int(draw.choice([0, 4])),
+            wait_share=float(draw.uniform(0, 1)),
+            read_steps=int(draw.choice([1, 7])),
+            prompt_graphs=int(draw.choice([0, longest])),
             attention=draw.choice(["after", "beside"]),
         )
         return Pool(int(draw.integers(1, 4)), scheduler, times, stages, int(draw.choice([1, 2, 4])), stages)

@@ -42,6 +42,8 @@ _CONDITIONS: Mapping[str, Mapping[str, Any]] = {
     "engines.beside": _APART,
     "traffic.concurrency": {"traffic.arrivals": "closed"},
     "server.scheduler.gathered": {"server.scheduler.policy": "mixed"},
+    "server.scheduler.wait_steps": {"server.scheduler.policy": "mixed"},
+    "server.scheduler.wait_share": {"server.scheduler.policy": "mixed"},
 }
 """Knob -> values with which it counts."""
 _LOGGED = 4000  # steps of a timeline
@@ -50,7 +52,7 @@ _LOGGED = 4000  # steps of a timeline
 class ServingBackend(Backend):
     """Deployments of models, under traffic."""
 
-    version = "10"
+    version = "11"
     metrics: Mapping[str, Metric] = METRICS
 
     def __init__(self) -> None:

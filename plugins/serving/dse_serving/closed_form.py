@@ -47,9 +47,9 @@ def steady_loop(deployment: Deployment, concurrency: int, prompt: int, output: i
     spared = steps * without if beside else 0.0
     later = without + (sequences - 1) * (longer - spared) / max(output - 1, 1)
     # a request comes in the middle of a step, on average
-    return float(scheduler.request_s) + float(scheduler.latency_s) + longer + (
-        later / 2 if sequences > 1 else 0.0
-    ), later
+    front = float(scheduler.request_s) + float(scheduler.token_s) * prompt
+    front += float(scheduler.latency_s) + float(scheduler.reply_s)
+    return front + longer + (later / 2 if sequences > 1 else 0.0), later
 
 
 def _request(number: int, prompt: int, output: int, cached: int) -> Request:

@@ -19,12 +19,14 @@ MOMENTS = 8
 TOKENS, SEQUENCES, PAGE, TOTAL, PREFILL_FIRST, CHUNKED, RESERVED, KEPT_FREE, ROLE, DRAFTS, RANKS, ROUTING, STAGES = (
     range(13)
 )
-UNIT, GATHERED = 13, 14
+UNIT, GATHERED, READS, WAITED, WAITED_TOKENS, REPLAYED = range(13, 19)
 """Integers of a pool of engines. TOKENS: most of a step, of each rank; SEQUENCES: most of all ranks. PAGE: tokens of a
 page of keys and values; TOTAL: pages. RESERVED: thousandths of the output whose pages are taken at admission. RANKS:
 GPUs or groups of them that share sequences (data-parallel attention). ROUTING: how requests are given to engines.
 STAGES: of a pipeline, which has as many batches under way, each with sequences and pages of its own. UNIT: tokens of a
-block of a prompt. GATHERED: most steps in which prompts wait until each rank has one.
+block of a prompt. GATHERED: most steps in which prompts wait until each rank has one; WAITED: until a step has
+WAITED_TOKENS. READS: steps without prompts after which requests that came are read. REPLAYED: most tokens of a step
+with prompts that graphs replay.
 """
 (
     HOST,
@@ -42,21 +44,23 @@ block of a prompt. GATHERED: most steps in which prompts wait until each rank ha
     BESIDE_PROMPTS,
     PROMPTS_DRAW,
     GENERATING_TAKES,
-) = range(15)
+    REQUEST_TOKEN,
+) = range(16)
 """Numbers of a pool. HOST, HOST_SEQUENCE: time of the host for a step, and more for each sequence [s]; OVERLAPPED: the
-GPU runs meanwhile. LAUNCHED: least time of a step with prompts, whose kernels the host launches [s]. DRAFT: of one
-draft [s]. MOVED_TOKEN: of moving a token's keys and values over a GPU's links [s], of which a share LAST cannot be
-moved BESIDE the step that makes them. REQUEST, LATENCY: of the front end (`dse_serving.deployment.Scheduler`).
-BESIDE_PROMPTS: whether one kernel attends for prompts and for sequences that generate; PROMPTS_DRAW, GENERATING_TAKES:
-their shares of the HBM's rate and of the CUs.
+GPU runs meanwhile. LAUNCHED: least time of a step with prompts whose kernels the host launches [s]. DRAFT: of one draft
+[s]. MOVED_TOKEN: of moving a token's keys and values over a GPU's links [s], of which a share LAST cannot be moved
+BESIDE the step that makes them. REQUEST, REQUEST_TOKEN, LATENCY: of the front end, for a request and for each token of
+its prompt (`dse_serving.deployment.Scheduler`). BESIDE_PROMPTS: whether one kernel attends for prompts and for
+sequences that generate; PROMPTS_DRAW, GENERATING_TAKES: their shares of the HBM's rate and of the CUs.
 """
 FREE, HEAD, TAIL, WAITING, RUNNING, STEPS, SENDING, LAST_SENDING, LEAST_FREE, OUTSTANDING = range(10)
-IDLE, OLDEST, NEWEST, HELD = range(10, 14)
+IDLE, OLDEST, NEWEST, HELD, SEEN, UNREAD_STEPS = range(10, 16)
 """Integers of an engine: free pages, its queue, sequences, steps so far, transfers under way to it (of an engine of
 prompts: whole ones, not yet sent), requests that it was given and has not finished. IDLE: free pages with blocks of
 prompts that nobody uses, from the OLDEST to the NEWEST one. HELD: steps in which its prompts have waited for others.
+SEEN: requests of its queue that it has read, UNREAD_STEPS after which it has not looked for more.
 """
-OF_ENGINE = 14
+OF_ENGINE = 16
 USERS, OLDER, NEWER = range(3)
 """Integers of a block of prompts on an engine: requests that refer to it, -1 where the engine does not have it; its
 neighbours among those without users.

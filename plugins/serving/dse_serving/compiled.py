@@ -13,7 +13,7 @@ import math
 from typing import Any, NamedTuple
 
 import dse_serving.columns as at
-from dse_serving import durations, pages, transfers
+from dse_serving import durations, pages, queues, transfers
 from simulators.compiled import flat_over, inline_never
 
 
@@ -59,27 +59,6 @@ def draw(seed: int, request: int, number: int) -> float:
 
 
 @inline_never
-def append(state: State, e: int, request: int) -> None:
-    """Put a request at the end of an engine's queue."""
-    state.requests[request, at.NEXT] = at.NOBODY
-    if state.engine[e, at.WAITING] == 0:
-        state.engine[e, at.HEAD] = request
-    else:
-        state.requests[state.engine[e, at.TAIL], at.NEXT] = request
-    state.engine[e, at.TAIL] = request
-    state.engine[e, at.WAITING] += 1
-
-
-@inline_never
-def pop(state: State, e: int) -> int:
-    """Take the first request of an engine's queue."""
-    request = state.engine[e, at.HEAD]
-    state.engine[e, at.HEAD] = state.requests[request, at.NEXT]
-    state.engine[e, at.WAITING] -= 1
-    return int(request)
-
-
-@inline_never
 def preempt(state: State, e: int, pool: int) -> int:
     """Put the sequence that was admitted last back to the front of the queue, to be computed again; return it."""
     state.engine[e, at.RUNNING] -= 1
@@ -95,6 +74,7 @@ def preempt(state: State, e: int, pool: int) -> int:
         state.engine[e, at.TAIL] = request
     state.engine[e, at.HEAD] = request
     state.engine[e, at.WAITING] += 1
+    state.engine[e, at.SEEN] += 1
     return int(request)
 
 
@@ -147,7 +127,7 @@ def tokens_there(state: State, pool: int, request: int, hits: int) -> int:
 @inline_never
 def admits(state: State, e: int, pool: int, budget: int) -> bool:
     """Tell whether the first request of the queue may enter: a sequence, tokens and pages are left for it."""
-    if state.engine[e, at.WAITING] == 0 or state.engine[e, at.RUNNING] >= state.limits[pool, at.SEQUENCES]:
+    if state.engine[e, at.SEEN] == 0 or state.engine[e, at.RUNNING] >= state.limits[pool, at.SEQUENCES]:
         return False
     request = state.engine[e, at.HEAD]
     hits = pages.blocks_found(state, e, pool, request)
@@ -164,7 +144,7 @@ def admits(state: State, e: int, pool: int, budget: int) -> bool:
 @inline_never
 def admit(state: State, e: int, pool: int, now: float) -> int:
     """Let the first request of the queue in, with pages for its prompt and what is reserved; return it."""
-    request = pop(state, e)
+    request = queues.pop(state, e)
     hits = pages.blocks_found(state, e, pool, request)
     ready = tokens_there(state, pool, request, hits)
     pages.refer(state, e, pool, request, hits)
@@ -212,20 +192,9 @@ def prefill(state: State, e: int, pool: int, now: float, budget: int) -> int:
         prompts += 1 if need > 0 else 0
         count += 1
         left = durations.tokens_for_prompt(room, prompts, taken_tokens, ranks, chunked)
+    if count > 0:
+        state.engine[e, at.UNREAD_STEPS] = state.limits[pool, at.READS]  # it looks for more after these
     return count
-
-
-@inline_never
-def holds_prompts(state: State, e: int, pool: int) -> bool:
-    """Tell whether prompts that wait are too few for all ranks, and have not waited too long; count the steps."""
-    ranks, waiting = state.limits[pool, at.RANKS], state.engine[e, at.WAITING]
-    holds = 0 < waiting < ranks and state.engine[e, at.HELD] < state.limits[pool, at.GATHERED]
-    holds = holds and state.engine[e, at.RUNNING] >= ranks
-    for place in range(state.engine[e, at.RUNNING]):
-        request = state.running[e, place]
-        holds = holds and state.requests[request, at.CACHED] >= state.requests[request, at.TARGET]
-    state.engine[e, at.HELD] = state.engine[e, at.HELD] + 1 if holds else 0
-    return bool(holds)
 
 
 @inline_never
@@ -234,6 +203,7 @@ def begin(state: State, e: int, pool: int, now: float) -> int:
     for place in range(state.engine[e, at.RUNNING]):
         # NOBODY: no part in this step; 0: generates; above: tokens of its prompt
         state.requests[state.running[e, place], at.CHUNK] = at.NOBODY
+    queues.read(state, e, pool)
     # SGLang's default: a step has prompts or sequences that generate, never both
     if state.limits[pool, at.PREFILL_FIRST] > 0:
         count = prefill(state, e, pool, now, state.limits[pool, at.TOKENS])  # prompts have all of the budget
@@ -241,7 +211,7 @@ def begin(state: State, e: int, pool: int, now: float) -> int:
             return int(count)
         count = generate(state, e, pool)
         return int(count if count >= 0 else -1 - count)
-    held = holds_prompts(state, e, pool)  # before `generate`, which may preempt
+    held = queues.holds_prompts(state, e, pool)  # before `generate`, which may preempt
     count = generate(state, e, pool)
     several = count if count >= 0 else -1 - count
     if held:
@@ -352,7 +322,7 @@ def give(state: State, last: int, request: int) -> None:
     """Give a request to one of the engines before `last`."""
     chosen = choose(state, 0, last)
     state.requests[request, at.ENGINE] = chosen
-    append(state, chosen, request)
+    queues.append(state, chosen, request)
 
 
 @inline_never
@@ -376,7 +346,7 @@ def receive(state: State, split: int, engines: int, now: float) -> None:
             pages.release(state, sender, 0, request)
             state.engine[sender, at.OUTSTANDING] -= 1
             state.requests[request, at.ENGINE] = e
-            append(state, e, request)
+            queues.append(state, e, request)
 
 
 @inline_never
@@ -393,7 +363,8 @@ def next_instant(state: State, entering: int, arriving: int, split: int) -> floa
 @inline_never
 def arrive(state: State, request: int, now: float) -> None:
     """Let a request come now, which the front end reads after those before it."""
-    request_s, latency_s = state.rates[0, at.REQUEST], state.rates[0, at.LATENCY]
+    latency_s = state.rates[0, at.LATENCY]
+    request_s = state.rates[0, at.REQUEST] + state.rates[0, at.REQUEST_TOKEN] * state.requests[request, at.INPUT]
     # the front end is one thread: it is free once it has read the request before
     before = state.moments[request - 1, at.READY] - latency_s if request > 0 else now
     state.moments[request, at.ARRIVAL] = now
@@ -454,7 +425,7 @@ def begin_steps(state: State, split: int, now: float, steps: int) -> int:
     return steps
 
 
-@flat_over(pages, durations, transfers)
+@flat_over(pages, durations, transfers, queues)
 def serve(state: State, arrivals: int, split: int, seed: int) -> int:
     """Serve all requests; the first `arrivals` come by their times, each other one when one before it is finished.
 

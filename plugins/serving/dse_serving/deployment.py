@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -42,7 +43,9 @@ class Scheduler(Frozen):
     overlapped: whether the GPU hides it (overlap schedule, asynchronous scheduling).
     launch_s: time of the host for a kernel of a step with prompts, which no graph replays [s].
     request_s: time of the front end for a request, one after the other [s].
+    token_s: more of it for each token of the prompt, which it splits into tokens and hands on [s].
     latency_s: of a request's way there, which holds up no other [s].
+    reply_s: of the way of tokens back to the client [s]; it holds up no step, and of a closed loop no next request.
     dispatch_s: of a layer of experts, for kernels that sort tokens by expert and quantise them, which the step model
         does not have [s]; None for that of the software's kernels (`conf/data/serving_kernels.yaml`).
     drafts: tokens that are drafted for each one (num_speculative_tokens, num_nextn_predict_layers).
@@ -52,6 +55,13 @@ class Scheduler(Frozen):
         arXiv:2410.18038).
     gathered: most steps in which prompts wait until each rank has one, while each has a sequence that generates
         (TensorRT-LLM's attention_dp_config, timeout_iters).
+    wait_steps: most steps in which prompts wait for others while sequences generate (batch_wait_timeout_iters), until
+        their tokens and those of the sequences are `wait_share` of `tokens` (batch_wait_max_tokens_ratio); not with
+        data-parallel attention.
+    read_steps: steps without prompts after which an engine reads the requests that came (scheduler_recv_interval); it
+        also reads after a step with prompts, and when it is idle.
+    prompt_graphs: most tokens of a step with prompts that is replayed as CUDA graphs, piece by piece between the
+        kernels of attention (vLLM's PIECEWISE mode, TensorRT-LLM's enable_piecewise_cuda_graph); 0: none.
     """
 
     policy: Literal["mixed", "prefill_first"] = "mixed"
@@ -69,13 +79,19 @@ class Scheduler(Frozen):
     overlapped: bool = False
     launch_s: Seconds = 0.0
     request_s: Seconds = 0.0
+    token_s: Seconds = 0.0
     latency_s: Seconds = 0.0
+    reply_s: Seconds = 0.0
     dispatch_s: Seconds | None = None
     drafts: Annotated[Integer, Field(ge=0, le=64)] = 0
     acceptance: Share = 0.0
     draft_share: Share = 0.05
     attention: Literal["after", "beside"] = "after"
     gathered: Annotated[Integer, Field(ge=0, le=2**20)] = 0
+    wait_steps: Annotated[Integer, Field(ge=0, le=2**20)] = 0
+    wait_share: Share = 0.0
+    read_steps: Annotated[Integer, Field(ge=1, le=2**20)] = 1
+    prompt_graphs: Annotated[Integer, Field(ge=0, le=2**31)] = 0
 
 
 @dataclass(frozen=True)
@@ -167,7 +183,9 @@ class Deployment:
             *(int(scheduler.chunked), round(1000 * scheduler.reserved) if role != at.PREFILL else 0),
             *(int(scheduler.kept_free * kv_pages), role, drafts, pool.ranks),
             *(at.FEWEST_REQUESTS if self.routing == "fewest_requests" else at.ROUND_ROBIN, pool.stages, 0),
-            scheduler.gathered if role == at.BOTH else 0,
+            *(scheduler.gathered if role == at.BOTH else 0, scheduler.read_steps if role == at.BOTH else 1),
+            *(scheduler.wait_steps if role == at.BOTH and pool.ranks == 1 else 0,),
+            *(math.ceil(scheduler.wait_share * scheduler.tokens), scheduler.prompt_graphs),
         ]
 
     def rates(self) -> Floats:
@@ -185,7 +203,7 @@ class Deployment:
             *(scheduler.launch_s * pool.times.kernels, scheduler.acceptance),
             *(scheduler.draft_share * pool.times.single_s, token, moved.latency_s),
             *(float(moved.beside), 1.0 / moved.layers, scheduler.request_s, scheduler.latency_s),
-            *(float(scheduler.attention == "beside"), *pool.times.shares),
+            *(float(scheduler.attention == "beside"), *pool.times.shares, scheduler.token_s),
         ]
 
     def state(self, traffic: Traffic, logged: int = 0) -> State:

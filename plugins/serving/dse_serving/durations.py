@@ -102,8 +102,8 @@ def step_seconds(state: Any, e: int, pool: int) -> float:
         seconds += drafts * state.rates[pool, at.DRAFT]
     shared = (prompts + ranks - 1) // ranks / max(prompts, 1)
     seconds += both_attend(state.rates, pool, attention, scores * shared)
-    if prompts > 0:
-        # steps with prompts run without a CUDA graph: the host has to launch each kernel
+    if prompts > 0 and most > state.limits[pool, at.REPLAYED]:
+        # no CUDA graph has the step: the host has to launch each kernel
         seconds = max(seconds, state.rates[pool, at.LAUNCHED])
     host = state.rates[pool, at.HOST] + state.rates[pool, at.HOST_SEQUENCE] * (sequences + prompts)
     # an overlapped scheduler prepares the next step while the GPU computes

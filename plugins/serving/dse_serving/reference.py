@@ -71,6 +71,8 @@ class Engine:
     coming: list[tuple[Request, Engine]] = field(default_factory=list)
     idle: Signal | None = None
     held: int = 0
+    seen: int = 0
+    unread_steps: int = 0
     busy_s: float = 0.0
     ends_s: float | None = None
 
@@ -104,6 +106,7 @@ class Engine:
     def compose(self) -> tuple[list[Request], dict[int, int]]:
         """Sequences that generate in the next step, and chunks of prompts by number."""
         limits = self.rules.limits
+        self.read()
         if limits[at.PREFILL_FIRST]:
             arrived, chunks = self.prefill(int(limits[at.TOKENS]), enter=True)
             # steps of prompts alone, as SGLang has them by default
@@ -116,11 +119,26 @@ class Engine:
         arrived, chunks = self.prefill(max(0, int(limits[at.TOKENS]) - busiest), enter=not preempted)
         return generating + arrived, chunks
 
+    def read(self) -> None:
+        """Read the requests that came, unless an engine that generates looks for them later."""
+        if not self.running or self.unread_steps + 1 >= self.rules.limits[at.READS]:
+            self.seen, self.unread_steps = len(self.waiting), 0
+        else:
+            self.unread_steps += 1
+
     def holds_prompts(self) -> bool:
-        """Tell whether prompts that wait are too few for all ranks, and have not waited too long; count the steps."""
+        """Tell whether prompts that wait are too few for all ranks, or for a step, and have not waited too long; count
+        the steps.
+        """
         limits, ranks = self.rules.limits, int(self.rules.limits[at.RANKS])
-        busy = len(self.running) >= ranks and all(request.generates for request in self.running)
-        holds = busy and 0 < len(self.waiting) < ranks and self.held < limits[at.GATHERED]
+        holds = 0 < self.seen < ranks <= len(self.running) and self.held < limits[at.GATHERED]
+        if self.seen and self.running and self.held < limits[at.WAITED]:
+            left = int(limits[at.SEQUENCES]) - len(self.running)
+            of_prompts = sum(request.target for request in list(self.waiting)[: min(self.seen, max(left, 0))])
+            generated = len(self.running) * (1 + int(limits[at.DRAFTS]))
+            # prompts that cannot enter do not wait for others
+            holds = left > 0 and generated + of_prompts < limits[at.WAITED_TOKENS]
+        holds = holds and all(request.generates for request in self.running)
         # counted in steps, as `timeout_iters` is
         self.held = self.held + 1 if holds else 0
         return holds
@@ -149,6 +167,7 @@ class Engine:
         request.target = request.input + request.generated
         request.preemptions += 1
         self.waiting.appendleft(request)
+        self.seen += 1
 
     def prefill(self, room: int, *, enter: bool) -> tuple[list[Request], dict[int, int]]:
         """Chunks of prompts within `room` tokens of each rank; requests that enter with keys and values generate."""
@@ -170,12 +189,15 @@ class Engine:
                 arrived.append(request)
             else:
                 chunks[request.number] = min(request.target - request.cached, left())
+        if arrived or chunks:
+            # it looks for more after these
+            self.unread_steps = int(self.rules.limits[at.READS])
         return arrived, chunks
 
     def admits(self, left: int) -> bool:
         """Tell whether the first request that waits may enter."""
         limits = self.rules.limits
-        if not self.waiting or len(self.running) >= limits[at.SEQUENCES]:
+        if not self.seen or len(self.running) >= limits[at.SEQUENCES]:
             return False
         request = self.waiting[0]
         hits = self.pages.hits(request)
@@ -190,6 +212,7 @@ class Engine:
     def admit(self) -> Request:
         """Let the first request that waits in."""
         request = self.waiting.popleft()
+        self.seen -= 1
         hits = self.pages.hits(request)
         for block in hits:
             self.pages.use(block)
@@ -307,7 +330,7 @@ class Cluster:
         ]
         # the front end of the first pool reads all requests
         scheduler = deployment.pools[0].scheduler
-        self.split, self.request_s, self.latency_s = counts[0], float(scheduler.request_s), float(scheduler.latency_s)
+        self.split, self.scheduler, self.latency_s = counts[0], scheduler, float(scheduler.latency_s)
         self.coming, self.entering, self.turns = traffic.num_timed, 0, [0, 0]
 
     def run(self) -> Floats:
@@ -325,7 +348,8 @@ class Cluster:
         if request.number:
             # when the front end has read the request before
             before = float(self.requests[request.number - 1].times[at.READY]) - self.latency_s
-        delay = max(0.0, before - arrival) + self.request_s + self.latency_s
+        read_s = float(self.scheduler.request_s) + float(self.scheduler.token_s) * request.input
+        delay = max(0.0, before - arrival) + read_s + self.latency_s
         request.times[at.ARRIVAL], request.times[at.READY] = arrival, arrival + delay
         ready = Signal(self.env).fire(Phase.REQUESTS, delay if now == arrival else float(request.times[at.READY]) - now)
         assert ready.callbacks is not None

@@ -82,8 +82,13 @@ class ServingRun:
 
     @cached_property
     def ttft_s(self) -> Floats:
-        """Time from arrival to the first token of every request that counts."""
-        return np.asarray((self.times(at.FIRST) - self.times(at.ARRIVAL))[self.counted])
+        """Time from arrival to the first token of every request that counts, with its way back to the client."""
+        return np.asarray((self.times(at.FIRST) - self.times(at.ARRIVAL))[self.counted]) + self.reply_s
+
+    @property
+    def reply_s(self) -> float:
+        """Time of tokens on their way to the client, from the engines that generate [s]."""
+        return float(self.deployment.pools[-1].scheduler.reply_s)
 
     @cached_property
     def tpot_s(self) -> Floats:
@@ -267,7 +272,7 @@ def metrics_of(
     fits, gpus = served.within(*slo), served.deployment.gpus
     rates = [max(0.0, end) / gpus for end in served.rate_interval(served.traffic.outputs)]
     tokens = served.rate(served.traffic.outputs)
-    latency = served.times(at.FINISH) - served.times(at.ARRIVAL)
+    latency = served.times(at.FINISH) - served.times(at.ARRIVAL) + served.reply_s
     state = served.state
     ttft, tpot, counted = served.ttft_s, served.tpot_s, served.counted
     later_mean_s, later_p50_s, later_s = np.nan_to_num(

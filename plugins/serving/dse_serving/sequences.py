@@ -82,8 +82,8 @@ class Rules:
         # share of the prompts that the busiest rank attends to
         shared = -(-len(prompts) // ranks) / max(len(prompts), 1)
         total += both_attend(self.state.rates, self.pool, attention, scores * shared)
-        if prompts:
-            # no CUDA graph holds a step with prompts: the host launches each kernel
+        if prompts and most > self.limits[at.REPLAYED]:
+            # no CUDA graph has the step: the host launches each kernel
             total = max(total, self.rates[at.LAUNCHED])
         host = self.rates[at.HOST] + self.rates[at.HOST_SEQUENCE] * (count + len(prompts))
         return float(max(total, host) if self.rates[at.OVERLAPPED] else total + host)

@@ -215,7 +215,8 @@ def knee_per_s(deployment: Deployment, spec: TrafficSpec) -> float:
     served = replace(served, counted=slice(2 * loop, 2 * loop + counted))
     # the lower end: a rate between both ends might never become steady
     low, _ = mean_interval(served.rates(np.ones(served.traffic.size), _FEWEST))
-    front = float(deployment.pools[0].scheduler.request_s)
+    scheduler = deployment.pools[0].scheduler
+    front = float(scheduler.request_s) + float(scheduler.token_s) * float(traffic.inputs.mean())
     rate = max(low, 0.0) * (deployment.pools[0].engines if alike else 1)
     # the front end is shared by all engines
     return min(rate, 1 / front if front > 0 else np.inf)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -100,6 +101,9 @@ def test_preemption_drafts_and_transfers_happen_in_the_random_cases() -> None:
     runs = [run(*random_case(seed), seed=seed) for seed in range(300)]
     assert sum(int(served.state.requests[:, at.PREEMPTIONS].sum()) for served in runs) > 50
     assert sum(int((served.times(at.MOVED) > 0).sum()) for served in runs) > 200
+    # engines that read late, that let prompts wait, and that replay steps with prompts are among them
+    for column, least in ((at.READS, 1), (at.WAITED, 0), (at.REPLAYED, 0)):
+        assert sum(served.state.limits[0, column] > least for served in runs) > 20
     rounds = sum(int(served.state.requests[:, at.ROUNDS].sum()) for served in runs)
     assert rounds < 0.9 * sum(int(served.traffic.outputs.sum()) for served in runs)
 
@@ -194,6 +198,66 @@ def test_prompts_wait_until_each_rank_has_one() -> None:
     )
     assert long.ttft_s.mean() > 3 * never.ttft_s.mean() and long.steps > never.steps
     assert long.ttft_s.max() < 62 * never.state.rates[0, at.HOST] + 62 * 2.5e-3 + 0.05  # and no longer than so
+
+
+def test_requests_are_read_after_so_many_steps() -> None:
+    """One request generates; another that comes during its second step is read after the tenth, or at once."""
+    times = step_times(linear=0.0, head=0.0, decode=0.0, prompt=0.0)
+    traffic = Traffic(np.array([0.0, 0.0015]), np.array([10, 10]), np.array([40, 1]), np.zeros(2, int))
+
+    def ttft_s(policy: Literal["mixed", "prefill_first"], steps: int) -> float:
+        scheduler = Scheduler(policy=policy, read_steps=steps)
+        served = run(Deployment((Pool(1, scheduler, times),)), traffic)
+        return float(served.ttft_s[1])
+
+    # a step with prompts takes 1.2 ms, others 1 ms: the second request comes in the first of those
+    for policy in ("mixed", "prefill_first"):
+        assert ttft_s(policy, 1) == pytest.approx(0.0022 - 0.0015 + 0.0012)
+        assert ttft_s(policy, 10) == pytest.approx(0.0012 + 10 * 0.001 - 0.0015 + 0.0012)
+    # an idle engine reads at once, whatever its interval
+    late = Traffic(np.array([0.0, 1.0]), np.array([10, 10]), np.array([40, 1]), np.zeros(2, int))
+    assert run(Deployment((Pool(1, Scheduler(read_steps=1000), times),)), late).ttft_s[1] == pytest.approx(0.0012)
+
+
+def test_prompts_wait_for_others_as_long_as_a_step_has_few_tokens() -> None:
+    times = step_times(linear=0.0, head=0.0, decode=0.0, prompt=0.0)
+    # one that generates, one prompt at 2 ms, and one more at 4.1 ms
+    traffic = Traffic(np.array([0.0, 0.002, 0.0041]), np.full(3, 50), np.array([60, 1, 1]), np.zeros(3, int))
+
+    def admitted_s(**options: Any) -> list[float]:
+        scheduler = Scheduler(tokens=100, **options)
+        return list(run(Deployment((Pool(1, scheduler, times),)), traffic).times(at.ADMITTED)[1:])
+
+    assert admitted_s() == pytest.approx([0.0022, 0.0044])
+    assert admitted_s(wait_steps=20, wait_share=0.4) == pytest.approx([0.0022, 0.0044])  # 51 tokens are enough
+    together = admitted_s(wait_steps=20, wait_share=0.9)
+    assert together[0] == together[1] == pytest.approx(0.0042)  # as soon as the second has come
+    assert admitted_s(wait_steps=1, wait_share=1.0)[0] == pytest.approx(0.0032)  # or after so many steps
+    alone = replace(traffic, arrivals=np.array([0.0, 0.5, 0.6]))
+    served = run(Deployment((Pool(1, Scheduler(tokens=100, wait_steps=20, wait_share=1.0), times),)), alone)
+    assert served.times(at.ADMITTED)[1] == 0.5  # nobody generates: it does not wait
+
+
+def test_graphs_spare_the_host_the_launches_of_steps_with_few_tokens() -> None:
+    times = step_times(linear=0.0, head=0.0, decode=0.0, prompt=0.0)
+
+    def ttft_s(tokens: int, graphs: int) -> float:
+        deployment = Deployment((Pool(1, Scheduler(launch_s=1e-3, prompt_graphs=graphs), times),))
+        return float(run(deployment, closed_loop(1, tokens, 1, 1)).ttft_s[0])
+
+    assert ttft_s(100, 0) == ttft_s(101, 100) == pytest.approx(10 * 1e-3)  # ten kernels
+    assert ttft_s(100, 100) == pytest.approx(1.2e-3)
+
+
+def test_the_front_end_splits_prompts_one_after_the_other_and_replies_hold_up_nobody() -> None:
+    times = step_times(linear=0.0, head=0.0, decode=0.0, prompt=0.0)
+    traffic = Traffic(np.zeros(2), np.array([100, 200]), np.array([1, 1]), np.zeros(2, int))
+
+    def ttft_s(**options: Any) -> list[float]:
+        return list(run(Deployment((Pool(1, Scheduler(**options), times),)), traffic).ttft_s)
+
+    assert ttft_s(token_s=1e-4) == pytest.approx([0.01 + 0.0012, 0.03 + 0.0012])
+    assert np.array(ttft_s(token_s=1e-4, reply_s=0.5)) - ttft_s(token_s=1e-4) == pytest.approx(0.5)
 
 
 def test_drafts_that_are_all_accepted_come_together() -> None:
