@@ -414,15 +414,11 @@ def serving(numbers: Sequence[Number], table: Path | None) -> Refit:
 
     assert table is not None
     fitted = fit(fitted_rows(read_rows(table.parent.parent, f"serving/{table.name}")))
-    fitted |= {
-        f"dispatch.{path.removesuffix('.dispatch_s')}": value
-        for path, value in fitted.items()
-        if path.endswith("dispatch_s")
-    }
     own = {number: number.path.removeprefix("scheduler.") for number in numbers}
     servers = {number: number.option.removeprefix("server/") for number in numbers}
     return Refit(
-        {number: fitted[path if path == number.path else f"{servers[number]}.{path}"] for number, path in own.items()}
+        # those of kernels and of the front end are one for all software
+        {number: fitted[path if path in fitted else f"{servers[number]}.{path}"] for number, path in own.items()}
     )
 
 

@@ -58,22 +58,19 @@ _TRAITS = ("software", "architecture", "attention", "format")
 
 
 class ServingKernels(SourcedValue):
-    """GEMM times over those of the step model by format, those of experts apart, and latencies of all-reduces in one
-    kernel.
+    """GEMM times over those of the step model, by architecture of the GPU and by format, kernels of layers with
+    experts, and latencies of all-reduces in one kernel.
 
-    dispatch: time [s] of a layer with experts that sorts and quantises tokens, by software. sets: kernels of layers
-    with experts, in place of `experts` and `dispatch`, by the software, the architecture of the GPU, the kind of
-    attention (latent or grouped) and the format of the weights; fitted: sets that those two were fitted to. Of another
-    set, the one that is like it but for a trait of `given_up`, the first of which matters least. architectures: their
-    GPUs. split_ctas: CTAs of the sums of one half of the tokens beside the other half.
+    experts, sets: by the software, the architecture of the GPU, the kind of attention (latent or grouped) and the
+    format of the weights; those of `sets` were fitted after all else. Of another set, the one that is most like it:
+    traits of `given_up` may differ, of which each weighs more than all those before it. architectures: their GPUs.
+    split_ctas: CTAs of the sums of one half of the tokens beside the other half.
     """
 
     name: str
     description: str = ""
-    dense: Mapping[str, GemmTimeFactors]
-    experts: Mapping[str, GemmTimeFactors]
-    dispatch: Mapping[str, Seconds]
-    fitted: tuple[str, ...] = ()
+    dense: Mapping[str, Mapping[str, GemmTimeFactors]]
+    experts: Mapping[str, KernelSet]
     sets: Mapping[str, KernelSet] = {}
     given_up: tuple[str, ...] = ()
     architectures: Mapping[str, tuple[str, ...]] = {}
@@ -84,34 +81,43 @@ class ServingKernels(SourcedValue):
     def of(self, design: Serving) -> EngineKernels:
         """Kernels of a design's formats, software and GPU; the closest ones where some were not measured."""
         dense, experts = formats(design)
-        plain = self.dense.get(dense, self.dense[_NEAR.get(dense, "bf16")])
-        speeds = self.experts.get(experts, self.experts.get(_NEAR.get(experts, "fp8"), plain))
-        dispatch_s = self.dispatch.get(design.server.name, 0.0)
-        # sets name mxfp4 by its weights, although its products are in 16 bits
-        of_weights = experts if experts == "mxfp4" else _NEAR.get(experts, experts)
-        if (constants := self._set(design, of_weights)) is not None:
-            speeds = GemmTimeFactors(weight_bound=constants.weight_bound, flop_bound=constants.flop_bound)
+        architecture = self._architecture(design)
+        plain = self._dense(architecture, dense)
+        speeds, dispatch_s = plain, 0.0
+        if getattr(design.model, "moe", None) is not None:
+            attention = "grouped" if getattr(design.model, "latent", None) is None else "latent"
+            # sets name mxfp4 by its weights, although its products are in 16 bits
+            of_weights = experts if experts == "mxfp4" else _NEAR.get(experts, experts)
+            constants, is_format = self._nearest((design.server.name, architecture, attention, of_weights))
+            if is_format:
+                speeds = GemmTimeFactors(weight_bound=constants.weight_bound, flop_bound=constants.flop_bound)
             dispatch_s = constants.dispatch_s
         if design.server.scheduler.dispatch_s is not None:
             dispatch_s = design.server.scheduler.dispatch_s
         return EngineKernels(dense=plain, experts=speeds, dispatch_s=dispatch_s, sum_s=self.sum_s, peer_s=self.peer_s)
 
-    def _set(self, design: Serving, format_name: str) -> KernelSet | None:
-        """The set of a design, or the nearest one; None for `experts` and `dispatch`, as where no set is near."""
-        if getattr(design.model, "moe", None) is None:
-            return None
+    def _architecture(self, design: Serving) -> str:
+        """Architecture of the GPU of a design; empty for one that is not listed."""
         gpu = name_in_tables(design.system.gpu)
-        architecture = next((name for name, gpus in self.architectures.items() if gpu in gpus), "")
-        attention = "grouped" if getattr(design.model, "latent", None) is None else "latent"
-        cell = design.server.name, architecture, attention, format_name
-        for trait in ("", *self.given_up):
-            for name in (*self.fitted, *self.sets):
-                differing = [_TRAITS[place] for place, word in enumerate(name.split()) if word != cell[place]]
-                # the set itself in the first round, then one that differs in this trait alone
-                if differing in ([], [trait]):
-                    # sets of `fitted` are in `dense` and `experts`, and have no entry
-                    return self.sets.get(name)
-        return None
+        return next((name for name, gpus in self.architectures.items() if gpu in gpus), "")
+
+    def _dense(self, architecture: str, format_name: str) -> GemmTimeFactors:
+        """Factors of a format on an architecture; of the closest format there, else of another architecture."""
+        names = format_name, _NEAR.get(format_name, "bf16")
+        tables = self.dense.get(architecture, {}), *self.dense.values()
+        return next((table[name] for table in tables for name in names if name in table), GemmTimeFactors())
+
+    def _nearest(self, cell: tuple[str, str, str, str]) -> tuple[KernelSet, bool]:
+        """The set that is most like software, architecture, attention and format, and whether it has that format."""
+        order = *self.given_up, *(trait for trait in _TRAITS if trait not in self.given_up)
+
+        def difference(name: str) -> int:
+            words = zip(_TRAITS, name.split(), cell, strict=True)
+            return sum(2 ** order.index(trait) for trait, word, wanted in words if word != wanted)
+
+        sets = {**self.experts, **self.sets}
+        name = min(sets, key=difference)
+        return sets[name], name.split()[-1] == cell[-1]
 
 
 _NEAR = {"fp8": "fp8", "mxfp8": "fp8", "fp8_row": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4", "mxfp4": "bf16"}

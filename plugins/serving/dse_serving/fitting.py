@@ -7,6 +7,8 @@ with a soft L1 loss, and a weak pull to where the search begins.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -17,30 +19,29 @@ from dse_serving.design import KernelSet, ServingKernels, kernels
 from dse_serving.measured import Predictor, Row, settings
 
 Floats = NDArray[np.float64]
-_TIMES = ("host_s", "host_sequence_s", "launch_s", "request_s", "latency_s", "dispatch_s")
-_FIRST, _PULL, _LOSS = 0.2, 0.05, 0.05  # weight of first tokens, of the start, and scale of errors
+_SHARED = ("token_s", "reply_s")  # times of the front end that are one for all software
+_FIRST, _PULL, _LOSS = 0.5, 0.05, 0.05  # weight of first tokens, of the start, and scale of errors
 
 
 def start() -> dict[str, float]:
     """The constants that are fitted, by path, as the search begins."""
     begin: Mapping[str, Any] = settings()["fitted"]["start"]
+    dense = {f"dense.{gpu}.{name}": sizes for gpu, formats in begin["dense"].items() for name, sizes in formats.items()}
+    experts = {f"experts.{name}": constants for name, constants in begin["experts"].items()}
     speeds = {
-        f"{part}.{name}.{size}": float(value)
-        for part in ("dense", "experts")
-        for name, sizes in begin[part].items()
-        for size, value in sizes.items()
+        f"{path}.{size}": float(value) for path, sizes in (dense | experts).items() for size, value in sizes.items()
     }
     software = {
-        f"{name}.{time}": float(begin[name][time]) for name in settings()["servers"].values() for time in _TIMES
+        f"{name}.{time}": float(value) for name in settings()["servers"].values() for time, value in begin[name].items()
     }
     return {
         **speeds,
-        **{name: float(begin[name]) for name in ("sum_s", "peer_s", "acceptance")},
+        **{name: float(begin[name]) for name in ("sum_s", "peer_s", "acceptance", *_SHARED)},
         **software,
     }
 
 
-def fit(rows: Sequence[Row], evaluations: int = 12) -> dict[str, float]:
+def fit(rows: Sequence[Row], evaluations: int = 16) -> dict[str, float]:
     """Constants by path that fit rows best, after so many evaluations of the slopes, and the sum of the losses."""
     begin, fitter = start(), _Fit(rows)
     names = list(begin)
@@ -104,8 +105,8 @@ class _Fit:
         software, later, first = _with_speeds(values), [], []
         for row in self._rows:
             server = settings()["servers"][row.cells["backend"]]
-            changes = {name: values[f"{server}.{name}"] for name in _TIMES if name != "dispatch_s"}
-            changes |= {"acceptance": values["acceptance"]}
+            own = {path.removeprefix(f"{server}."): value for path, value in values.items() if path.startswith(server)}
+            changes = {"acceptance": values["acceptance"], **{name: values[name] for name in _SHARED}, **own}
             point = self._predictor.predict(row, changes, software)
             # a row that is refused counts as fitted, so that the number of residuals stays
             later.append(0.0 if point is None else np.log1p(point.tpot_error))
@@ -117,11 +118,8 @@ def _with_speeds(values: Mapping[str, float]) -> ServingKernels:
     tree: dict[str, Any] = kernels().model_dump()
     for path, value in values.items():
         part, *names = path.split(".")
-        if names == ["dispatch_s"]:
-            # of a software
-            tree["dispatch"][part] = value
-        elif part in ("dense", "experts"):
-            tree[part][names[0]][names[1]] = value
+        if part in ("dense", "experts"):
+            reduce(getitem, names[:-1], tree[part])[names[-1]] = value
         elif part in tree:
             tree[part] = value
     return ServingKernels.model_validate(tree)

@@ -35,8 +35,8 @@ from simulators.workloads.stored import weight_format
 CONF = Path(__file__).with_name("conf")
 _PARALLEL = {"cp": 1, "sequence_parallel": False, "collectives": "library", "split_ctas": 0}
 _KIND = (
-    *("dated", "measured", "requests", "shared", "mode", "backend", "backend_version"),
-    *("system", "model", "precision", "isl"),
+    *("dated", "measured", "requests", "gpus", "shared", "mode", "backend", "backend_version"),
+    *("system", "model", "precision", "isl", "osl"),
 )
 _ENGINES = {"replicas": 1, "routing": "fewest_requests"}
 
@@ -258,22 +258,33 @@ def _options(row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options of the scheduler, and formats, that the benchmark of a row gave (`runs` of the settings)."""
     entry: Mapping[str, Any] = next((entry for entry in settings()["runs"] if _is_of(row, entry)), {})
     counts = {name: _count(entry[name], row) for name in ("tokens", "sequences") if name in entry}
+    more = [entry["scheduler"] for entry in settings()["also"] if _is_of(row, entry)]
+    scheduler = {name: value for options in (entry.get("scheduler", {}), *more) for name, value in options.items()}
     if any(_is_of(row, kind) for kind in settings()["held"]):
         counts["sequences"] = max(1, counts["sequences"] - 1)
-    drafted = {"acceptance": settings()["acceptance"]} if entry.get("scheduler", {}).get("drafts") else {}
-    return {**entry.get("scheduler", {}), **counts, **drafted}, entry.get("formats", {})
+    drafted = {"acceptance": settings()["acceptance"]} if scheduler.get("drafts") else {}
+    return {**scheduler, **counts, **drafted}, entry.get("formats", {})
 
 
 def _is_of(row: Row, kind: Mapping[str, Any]) -> bool:
+    """Tell whether a row has the cells of an entry of the settings, none below its `from` and none above its `to`."""
     readers: dict[str, Callable[[], Any]] = {
         "dated": lambda: row.is_dated,
+        "gpus": lambda: row.degrees[0],
         "measured": lambda: row.day,
         "model": lambda: model_name(row.cells["model_path"]),
         "requests": lambda: row.concurrency,
         "shared": lambda: row.degrees[1] > 1,
     }
-    return all(
-        (readers[name]() if name in readers else row.cells.get(name)) == kind[name] for name in _KIND if name in kind
+    least, most = kind.get("from", {}), kind.get("to", {})
+    return (
+        all(
+            (readers[name]() if name in readers else row.cells.get(name)) == kind[name]
+            for name in _KIND
+            if name in kind
+        )
+        and all(readers[name]() >= value for name, value in least.items())
+        and all(readers[name]() <= value for name, value in most.items())
     )
 
 
@@ -281,7 +292,7 @@ def _count(rule: Mapping[str, float], row: Row) -> int:
     """Tokens or sequences of a step of a rank by a rule of the settings."""
     # a rule is linear in these, rounded up to a multiple
     sizes = {"input": row.lengths[0], "output": row.lengths[1], "request": row.concurrency, "more": 1}
-    count = math.ceil(sum(rule.get(name, 0) * size for name, size in sizes.items()))
+    count = max(math.ceil(sum(rule.get(name, 0) * size for name, size in sizes.items())), int(rule.get("least", 1)))
     multiple = int(rule.get("multiple", 1))
     return -(-count // multiple) * multiple
 

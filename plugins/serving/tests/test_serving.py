@@ -333,7 +333,10 @@ def test_stages_of_a_pipeline_share_layers_and_latency() -> None:
     assert deployment.gpus == 8 and deployment.pools[0].batches == 8
     alone = ServingBackend().serve(design(*words, "parallel.tp=1", *small))
     through = ServingBackend().serve(design(*words, "parallel.pp=2", *small))
-    assert np.mean(through.tpot_s) == pytest.approx(np.mean(alone.tpot_s), rel=0.15)  # one user waits for every stage
+    scheduler = deployment.pools[0].scheduler
+    # one user waits for every stage, and for the host of each
+    host_s = scheduler.host_s + scheduler.host_sequence_s
+    assert np.mean(through.tpot_s) == pytest.approx(np.mean(alone.tpot_s) + host_s, rel=0.08)
     assert np.mean(ServingBackend().serve(staged).tpot_s) > 3 * np.mean(ServingBackend().serve(single).tpot_s)
 
 
@@ -556,7 +559,7 @@ def test_measured_points_are_predicted(shared: Callable[[str], Path]) -> None:
     rows = [row for row in read_rows(shared("data"), settings()["fitted"]["file"]) if not row.apart]
     points = Predictor().points([row for row in rows[::4] if row.name not in fitted_names()])
     figures = summary(points)
-    assert figures["rows"] > 200 and figures["tpot_median"] < 0.1 and figures["ttft_median"] < 0.25
+    assert figures["rows"] > 200 and figures["tpot_median"] < 0.08 and figures["ttft_median"] < 0.18
 
 
 @pytest.mark.nightly
@@ -579,9 +582,9 @@ def test_a_set_of_kernels_that_was_not_fitted_is_that_of_the_same_architecture_a
     r1, qwen = "deepseek-ai/DeepSeek-R1", "Qwen/Qwen3-235B-A22B-FP8"
     constants = kernels().sets["tensorrt_llm blackwell latent fp8"].dispatch_s
     assert dispatch_s("trtllm", "b200_sxm", r1) == dispatch_s("sglang", "b200_sxm", r1) == constants
-    # attention is the first that is given up, then the software; an architecture never is
+    # attention is the first that is given up, then the software, then the architecture
     assert dispatch_s("trtllm", "b200_sxm", qwen) == constants
-    assert dispatch_s("sglang", "mi300x", qwen) == kernels().dispatch["sglang"]
+    assert dispatch_s("sglang", "mi300x", qwen) == kernels().experts["sglang hopper latent fp8"].dispatch_s
 
 
 def test_a_time_of_dispatches_that_is_typed_counts() -> None:
