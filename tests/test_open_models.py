@@ -17,6 +17,7 @@ SHAPES = LISTED.listed
 FICCO = ShapeList.model_validate(shipped("workload")["ficco"])
 LEARNING = ShapeList.model_validate(shipped("workload")["learning"])
 SIZES = {
+    "deepseek_v4_pro": 1600.0,
     "kimi_k2": 1026.0,
     "mixtral_8x22b": 141.0,
     "mixtral_8x7b": 47.0,

@@ -32,4 +32,6 @@ def _describe(widths: Mapping[str, Any]) -> str:
     text = f"{widths['layers']} layers of {widths['hidden']}, {widths['heads']} heads"
     if "experts" in widths:
         text += f", {widths['experts_per_token']} of {widths['experts']} experts for each token"
-    return f"{text}{', latent attention' if 'latent' in widths else ''} ({widths['provenance']})"
+    kinds = {"latent": "latent attention", "compressed": "attention over compressed tokens"}
+    text += "".join(f", {words}" for name, words in kinds.items() if name in widths)
+    return f"{text} ({widths['provenance']})"

@@ -17,11 +17,12 @@ from pydantic import Field, ValidationInfo, field_validator
 from dse.values import Frozen, knob
 from dse.values.units import Integer, Number, Seconds
 from simulators.hardware.parts import Precision, SourcedValue
+from simulators.workloads.compressed import CompressedAttention
 from simulators.workloads.experts import ExpertKernels, LatentAttention, MixtureOfExperts
 from simulators.workloads.sequence_lengths import PassTokens
 from simulators.workloads.spreading import LibraryCtas, PipelineSchedule, RingSums, ShardedData
 from simulators.workloads.state_layers import LayerKind, StateLayers
-from simulators.workloads.stored import FormatUse, Stored, WeightFormat, format_names, weight_format
+from simulators.workloads.stored import FormatUse, Stored, TileCasts, WeightFormat, format_names, weight_format
 
 Size = Annotated[Integer, Field(ge=1, le=2**31)]
 Degree = Annotated[Integer, Field(ge=1, le=2**20)]
@@ -29,7 +30,7 @@ Share = Annotated[Number, Field(ge=0, le=1)]
 Weights = Annotated[Number, Field(ge=0, le=2**40)]
 _LATER = (
     *("moe", "latent", "window", "pattern", "state", "out_gate", "sinks", "vectors", "decoder_vectors", "ends"),
-    *("stored", "kv_format"),
+    *("stored", "kv_format", "compressed", "streams"),
 )
 
 
@@ -51,8 +52,9 @@ class Transformer(Frozen):
     keys, which attention reads, and whose gradient is a sum over all tokens. vectors: weights of a layer beside its
     products (norms, biases), decoder_vectors: of one of a decoder; ends: of embedding (positions, norms) and output;
     None for those of Llama, or of GPT-2 where not gated. stored, kv_format: formats of weights by part, and of keys and
-    values, as the file of the model says; of inference. A design without these says nothing of them, so that old
-    designs keep their keys.
+    values, as the file of the model says; of inference. compressed: attention over compressed tokens, of inference
+    alone. streams: of residuals (hyper-connections; None: one). A design without these says nothing of them, so that
+    old designs keep their keys.
     """
 
     kind: Literal["transformer"] = "transformer"
@@ -85,6 +87,8 @@ class Transformer(Frozen):
     ends: tuple[Number, Number] | None = None
     stored: Annotated[Stored | None, knob(structural=True)] = None
     kv_format: WeightFormat | None = None
+    compressed: CompressedAttention | None = None
+    streams: Size | None = None
     note: Any = None
     unread: tuple[str, ...] = ()
 
@@ -411,26 +415,6 @@ class BatchedGemmRates(Frozen):
         # beyond either side, the share of that side
         place = np.clip((np.log2(np.asarray(side, float)) - low) / (high - low), 0.0, 1.0)
         return self.small + place * (np.asarray(self.large) - self.small)
-
-
-class TileCasts(Frozen):
-    """Passes over tensors of 16 bits by casts to fp8 with a scale for each tile (arXiv:2412.19437, section 3.3).
-
-    inputs: of a linear layer, cast once. gradients: of its output, cast by rows and by columns. transposes: of an input
-    from tiles of rows to tiles of columns, for the gradients of weights. largest: by format, to find the largest number
-    of a tensor before, where it has a scale. together: formats that one kernel casts the inputs of all experts to.
-    Weights are cast once an update, not counted.
-    """
-
-    inputs: Annotated[Number, Field(ge=0, le=100)]
-    gradients: Annotated[Number, Field(ge=0, le=100)]
-    transposes: Annotated[Number, Field(ge=0, le=100)]
-    largest: Mapping[Precision, Annotated[Number, Field(ge=0, le=100)]] = {}
-    together: Annotated[tuple[Precision, ...], knob(structural=True)] = ()
-
-    def before(self, precision: str | None) -> Any:
-        """Passes before a cast to a format."""
-        return {str(name): passes for name, passes in self.largest.items()}.get(precision or "", 0.0)
 
 
 _LATER_KERNELS = ("tile_casts", "experts", "flash_backward_share", "host_sequence_s", "ring", "gpu_product_share")

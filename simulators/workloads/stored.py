@@ -14,8 +14,9 @@ import numpy as np
 from pydantic import Field
 
 from dse.config.options import conf_dir, load_yaml
-from dse.values import Frozen
+from dse.values import Frozen, knob
 from dse.values.units import Integer, Number
+from simulators.hardware.parts import Precision
 
 Part = Literal["attention", "state", "dense", "experts", "shared", "router", "output", "embedding"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -82,3 +83,23 @@ def bytes_of_part(stored: Stored, part: Part, element: float, row: Any) -> Any:
     shares = stored.get(part, ())
     bytes_in_formats: Any = sum(np.asarray(entry.share) * entry.format.bytes_of(row) for entry in shares)
     return bytes_in_formats + (1 - sum(float(np.asarray(entry.share)) for entry in shares)) * element
+
+
+class TileCasts(Frozen):
+    """Passes over tensors of 16 bits by casts to fp8 with a scale for each tile (arXiv:2412.19437, section 3.3).
+
+    inputs: of a linear layer, cast once. gradients: of its output, cast by rows and by columns. transposes: of an input
+    from tiles of rows to tiles of columns, for the gradients of weights. largest: by format, to find the largest number
+    of a tensor before, where it has a scale. together: formats that one kernel casts the inputs of all experts to.
+    Weights are cast once an update, not counted.
+    """
+
+    inputs: Annotated[Number, Field(ge=0, le=100)]
+    gradients: Annotated[Number, Field(ge=0, le=100)]
+    transposes: Annotated[Number, Field(ge=0, le=100)]
+    largest: Mapping[Precision, Annotated[Number, Field(ge=0, le=100)]] = {}
+    together: Annotated[tuple[Precision, ...], knob(structural=True)] = ()
+
+    def before(self, precision: str | None) -> Any:
+        """Passes before a cast to a format."""
+        return {str(name): passes for name, passes in self.largest.items()}.get(precision or "", 0.0)

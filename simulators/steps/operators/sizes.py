@@ -170,6 +170,13 @@ class Sizes:
         return _GATED if self.model.gated else 1.0
 
 
+def mask_bytes(sizes: Sizes) -> Any:
+    """Bytes of a number of the masks that dropout keeps: models with learnt positions (GPT, BERT) drop out after each
+    half of a layer (arXiv:2205.05198, section 4); those with rotary ones are trained without (PaLM, Llama onwards).
+    """
+    return np.where(np.asarray(sizes.model.positions) > 0, 1.0, 0.0)
+
+
 def elements(sizes: Sizes, kind: Kind) -> Floats:
     """Elements of the tensor that kernels of a kind read and write."""
     if kind == "softmax":

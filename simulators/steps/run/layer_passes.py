@@ -25,6 +25,8 @@ from simulators.steps.operators.work import AGAIN, Exchange, Op, Phase, Product,
 from simulators.steps.run.stages import stage_share
 from simulators.workloads.stored import weight_format
 
+_SCORE = 4  # bytes of a score in fp32
+
 _SUMS = ("all-reduce", "reduce-scatter")
 TRANSPOSES = "transposes"
 """What names of copies of queries, keys and values end in."""
@@ -227,3 +229,18 @@ def _streamed_back(sizes: Sizes, op: Op) -> Stream:
     # `like_bytes` counts a read and a write
     tensor = np.asarray(op.work.like_bytes) / 2 if op.work.like else sizes.element * elements(sizes, op.kind)
     return Stream(passes.backward * tensor, kernels=passes.backward_kernels)
+
+
+def add_gradients(sizes: Sizes, params: Any, tensors: Any) -> Iterator[Op]:
+    """The sum of gradients of micro-batches, by a kernel for each tensor."""
+    passes = sizes.kernels.gradient_passes
+    if sizes.run.mode == "training" and passes is not None and sizes.run.adapters is None:
+        moved = np.asarray(passes) * sizes.element * params
+        yield Op("add gradients", "linear", "backward", Stream(moved, kernels=tensors), weight=True)
+
+
+def sink_gradients(sizes: Sizes) -> Iterator[Op]:
+    """The gradients of sinks: of each token and head its share of the softmax, and what it is multiplied by."""
+    if sizes.run.mode == "training" and sizes.model.sinks:
+        moved = 2 * _SCORE * sizes.tokens * sizes.heads
+        yield Op("sinks", "softmax", "backward", Stream(moved, 2 * sizes.tokens * sizes.heads), weight=True)

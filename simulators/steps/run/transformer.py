@@ -26,6 +26,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simulators.steps.operators.compressed_attention import (
+    cached_in_layer,
+    compressed_attention,
+    compressed_weights,
+    residual_streams,
+    stream_weights,
+)
 from simulators.steps.operators.context_parallel import (
     exchange_heads,
     heads_of_part,
@@ -42,12 +49,20 @@ from simulators.steps.operators.experts import (
     weights_of_experts,
 )
 from simulators.steps.operators.fused_sums import HALVES
-from simulators.steps.operators.latent_attention import cached_numbers, kept_numbers, latent_attention, latent_weights
-from simulators.steps.operators.sizes import Sizes, gather_tokens, product, reduce_partial_sums, stream
+from simulators.steps.operators.latent_attention import kept_numbers, latent_attention, latent_weights
+from simulators.steps.operators.sizes import Sizes, gather_tokens, mask_bytes, product, reduce_partial_sums, stream
 from simulators.steps.operators.state_layers import kept_of_scan, state_bytes, state_layer, state_weights
 from simulators.steps.operators.stored_formats import in_formats
 from simulators.steps.operators.work import Exchange, Kind, ModelBlock, Op, Phase, Product, Stream
-from simulators.steps.run.layer_passes import TRANSPOSES, adapter, adapter_weights, all_passes, recomputed_share
+from simulators.steps.run.layer_passes import (
+    TRANSPOSES,
+    adapter,
+    adapter_weights,
+    add_gradients,
+    all_passes,
+    recomputed_share,
+    sink_gradients,
+)
 from simulators.steps.run.offload import offloaded
 from simulators.workloads.model import Kernels, Parallel, Passes, Run, Transformer
 from simulators.workloads.state_layers import LayerKind
@@ -97,7 +112,8 @@ def _layers(sizes: Sizes) -> Iterator[ModelBlock]:
 def _layer(name: str, sizes: Sizes, forward: tuple[Op, ...], count: Any) -> ModelBlock:
     """`count` equal layers of these operators."""
     params, tensors = _weights(sizes)
-    every = (*all_passes(sizes, forward), *_sink_gradients(sizes), *_add_gradients(sizes, params, tensors))
+    forward = (*forward, *residual_streams(sizes))
+    every = (*all_passes(sizes, forward), *sink_gradients(sizes), *add_gradients(sizes, params, tensors))
     block = ModelBlock(name, every, count, params, tensors, _kept_bytes(sizes), **_trained(sizes))
     return in_formats(block, _parts(sizes, _EQUAL), sizes.model, sizes.run)
 
@@ -127,7 +143,7 @@ def _layer_of_kind(name: str, sizes: Sizes, kind: LayerKind) -> ModelBlock:
         for op in (*ops, *feeds[kind.feed](sizes))
     )
     params, tensors = _weights_of_kind(sizes, kind)
-    every = (*all_passes(sizes, forward), *_add_gradients(sizes, params, tensors))
+    every = (*all_passes(sizes, forward), *add_gradients(sizes, params, tensors))
     block = ModelBlock(name, every, kind.count, params, tensors, _kept_by_kind(sizes, kind))
     if kind.feed == "experts":
         block = replace(block, expert_params=expert_params(sizes))
@@ -165,6 +181,10 @@ def _attention(sizes: Sizes, prefix: str = "") -> Iterator[Op]:
     yield from gather_tokens(sizes, f"{prefix}attention")
     if sizes.model.latent is not None:
         yield from latent_attention(sizes, sizes.model.latent)
+        yield from reduce_partial_sums(sizes, "attention")
+        return
+    if sizes.model.compressed is not None:
+        yield from compressed_attention(sizes, sizes.model.compressed)
         yield from reduce_partial_sums(sizes, "attention")
         return
     queries = 2 * heads if sizes.model.out_gate else heads  # a gate as wide as the queries
@@ -241,21 +261,6 @@ def _feed_forward(sizes: Sizes) -> Iterator[Op]:
 # Weights and what is kept
 
 
-def _add_gradients(sizes: Sizes, params: Any, tensors: Any) -> Iterator[Op]:
-    """The sum of gradients of micro-batches, by a kernel for each tensor."""
-    passes = sizes.kernels.gradient_passes
-    if sizes.run.mode == "training" and passes is not None and sizes.run.adapters is None:
-        moved = np.asarray(passes) * sizes.element * params
-        yield Op("add gradients", "linear", "backward", Stream(moved, kernels=tensors), weight=True)
-
-
-def _sink_gradients(sizes: Sizes) -> Iterator[Op]:
-    """The gradients of sinks: of each token and head its share of the softmax, and what it is multiplied by."""
-    if sizes.run.mode == "training" and sizes.model.sinks:
-        moved = 2 * _FP32 * sizes.tokens * sizes.heads
-        yield Op("sinks", "softmax", "backward", Stream(moved, 2 * sizes.tokens * sizes.heads), weight=True)
-
-
 def _trained(sizes: Sizes, attentions: int = 1) -> dict[str, Any]:
     """Weights of one GPU of a layer that are trained, where some are frozen: those of adapters, of four tensors."""
     inside, heads = sizes.hidden, sizes.heads + 2 * sizes.kv_heads
@@ -267,13 +272,12 @@ def _weights(sizes: Sizes, attentions: int = 1) -> tuple[Any, Any]:
     """(weights of one GPU, tensors) of a layer; ungated layers have biases, and norms two vectors for one."""
     gated, model = sizes.model.gated, sizes.model
     wide, tensors = sizes.ffn * (3 if gated else 2) * sizes.hidden, 3 if gated else 2
-    both: Any = _projections(sizes)
+    both: Any = _attention_weights(sizes)
     vectors, tensors = (1 + attentions) * sizes.hidden, 4 * attentions + tensors  # queries, keys, values, output
     if model.moe is not None:
         wide, of_experts = weights_of_experts(sizes)
         tensors = 4 * attentions + of_experts
     if model.latent is not None:
-        both = latent_weights(sizes, model.latent)
         tensors = tensors + 2
     tensors += 1 + attentions
     if model.vectors is not None:
@@ -283,7 +287,7 @@ def _weights(sizes: Sizes, attentions: int = 1) -> tuple[Any, Any]:
         vectors = 2 * vectors + sizes.ffn + sizes.hidden  # norms with bias; biases of both layers
         vectors = vectors + attentions * ((sizes.heads + 2 * sizes.kv_heads) * sizes.head + sizes.hidden)
         tensors = 2 * tensors
-    return wide + attentions * both + vectors, tensors
+    return wide + attentions * both + vectors + stream_weights(sizes), tensors
 
 
 def _projections(sizes: Sizes) -> Any:
@@ -292,12 +296,19 @@ def _projections(sizes: Sizes) -> Any:
     return (queries * sizes.heads + 2 * sizes.kv_heads) * sizes.head * sizes.hidden  # keys and values
 
 
+def _attention_weights(sizes: Sizes) -> Any:
+    """Weights of one GPU that products of attention read."""
+    model = sizes.model
+    if model.compressed is not None:
+        return compressed_weights(sizes, model.compressed)
+    return _projections(sizes) if model.latent is None else latent_weights(sizes, model.latent)
+
+
 def _parts(sizes: Sizes, kind: LayerKind, attentions: int = 1) -> dict[Part, Any]:
     """Weights of one GPU of a layer by part, of those that products read."""
     model, parts = sizes.model, dict[Part, Any]()
     if kind.mixer == "attention":
-        latent = model.latent
-        parts["attention"] = attentions * (_projections(sizes) if latent is None else latent_weights(sizes, latent))
+        parts["attention"] = attentions * _attention_weights(sizes)
     elif kind.mixer == "state":
         parts["state"] = state_weights(sizes)[0]
     if kind.feed == "experts" and model.moe is not None:
@@ -356,8 +367,7 @@ def _kept_by_layer(sizes: Sizes, attentions: int) -> Any:
     b, tokens = sizes.element, sizes.tokens
     model = sizes.model
     if sizes.run.mode != "training":
-        cached = 2 * sizes.kv_heads * sizes.head if model.latent is None else cached_numbers(model.latent)
-        return attentions * sizes.cached_element * sizes.sequences * (sizes.cached / sizes.parallel.cp) * cached
+        return attentions * sizes.cached_element * sizes.sequences * cached_in_layer(sizes)
     if sizes.run.recompute == "all":
         return b * sizes.own  # the input alone
     if sizes.run.recompute == "half":
@@ -365,7 +375,7 @@ def _kept_by_layer(sizes: Sizes, attentions: int) -> Any:
     again = sizes.run.recompute == "up_projections"
     if again and model.latent is not None:
         return _kept_without_ups(sizes)
-    unsplit = (attentions + 1) * (2 * b + _mask(sizes)) * sizes.own
+    unsplit = (attentions + 1) * (2 * b + mask_bytes(sizes)) * sizes.own
     split = attentions * (2 * sizes.heads + 2 * sizes.kv_heads) * sizes.head
     if model.latent is not None:
         split = kept_numbers(sizes, model.latent)
@@ -380,13 +390,6 @@ def _kept_by_layer(sizes: Sizes, attentions: int) -> Any:
     if sizes.run.recompute == "attention" or sizes.kernels.flash_share_of_peak is not None:
         return kept
     return kept + attentions * (2 * b + 1) * sizes.scores
-
-
-def _mask(sizes: Sizes) -> Any:
-    """Bytes of a number of the masks that dropout keeps: models with learnt positions (GPT, BERT) drop out after each
-    half of a layer (arXiv:2205.05198, section 4); those with rotary ones are trained without (PaLM, Llama onwards).
-    """
-    return np.where(np.asarray(sizes.model.positions) > 0, 1.0, 0.0)
 
 
 def kept_format(sizes: Sizes) -> str | None:
@@ -425,7 +428,7 @@ def _kept_without_ups(sizes: Sizes) -> Any:
     numbers, heads = kept_numbers(sizes, latent), sizes.heads * (2 * latent.key + np.asarray(latent.value_dim, float))
     wide = sizes.ffn * (2 if model.gated else 1) if model.moe is None else 0.0
     experts = 0.0 if model.moe is None else kept_bytes_of_experts(sizes, activations=False)
-    norms = 2 * (sizes.element + _mask(sizes)) * sizes.own
+    norms = 2 * (sizes.element + mask_bytes(sizes)) * sizes.own
     return norms + sizes.element * sizes.tokens * (numbers - heads + wide) + experts - _narrowed(sizes, 1)
 
 
@@ -450,7 +453,7 @@ def _embedding(sizes: Sizes) -> ModelBlock:
         ops.append(Op("scatter", "embedding", "backward", scattered, weight=True))
     beside = 2 * sizes.hidden if sizes.model.ends is None else np.asarray(sizes.model.ends[0], float)
     params = (sizes.vocab + np.asarray(sizes.model.positions)) * sizes.hidden + beside
-    kept_bytes = (2 * sizes.element + _mask(sizes)) * sizes.own if sizes.run.mode == "training" else 0.0
+    kept_bytes = (2 * sizes.element + mask_bytes(sizes)) * sizes.own if sizes.run.mode == "training" else 0.0
     block = ModelBlock("embedding", tuple(ops), 1.0, params, 4, kept_bytes, **(_FROZEN if frozen else {}))
     return in_formats(block, {}, sizes.model, sizes.run)
 
@@ -474,7 +477,7 @@ def _output(sizes: Sizes) -> ModelBlock:
         ops += _both(sizes, "all-reduce logits dX", "output", "backward")
         if sizes.run.adapters is None:
             ops.append(Op("logits dW", "output", "backward", Product(logits.k, logits.m, logits.n), weight=True))
-        ops += _add_gradients(sizes, sizes.vocab * sizes.hidden, 1.0)
+        ops += add_gradients(sizes, sizes.vocab * sizes.hidden, 1.0)
         norm = Stream(sizes.kernels.norm.backward * sizes.element * sizes.own)
         ops.append(Op("final norm backward", "output", "backward", norm))
     copied = np.asarray(sizes.parallel.pp) > 1  # the last stage does not hold the first one's embedding

@@ -40,6 +40,7 @@ def parallel_rules(model: Any, run: Run, parallel: Parallel, **others: bool) -> 
         yield from _cp_rules(model, run, parallel, lengths=others.get("lengths", False))
     if isinstance(model, Transformer):
         yield from _unmodelled(model, parallel, quantised=others.get("quantised", False))
+        yield from _compressed_rules(model, run, parallel)
         yield from _pattern_rules(model, run, parallel)
 
 
@@ -71,6 +72,7 @@ def _chunk_rules(model: Any, run: Run, parallel: Parallel, *, lengths: bool) -> 
         "is of prefill": run.mode != "prefill",
         "is of transformers": not isinstance(model, Transformer),
         "is not modelled of latents, which each chunk would expand again": getattr(model, "latent", None) is not None,
+        "is not modelled of attention over compressed tokens": getattr(model, "compressed", None) is not None,
         "is not modelled with parallel.cp > 1": parallel.cp > 1,
         "is not modelled with parallel.split_ctas": bool(parallel.split_ctas),
         "is of prompts of one length": lengths,
@@ -276,7 +278,8 @@ def _pattern_rules(model: Transformer, run: Run, parallel: Parallel) -> Iterator
 
 def _unmodelled(model: Transformer, parallel: Parallel, *, quantised: bool) -> Iterator[Rule]:
     """What experts and latents are not combined with."""
-    parts = {"model.moe": model.moe, "model.latent": model.latent, "model.pattern": model.pattern}
+    names = ("moe", "latent", "compressed", "pattern")
+    parts: dict[str, Any] = {f"model.{name}": getattr(model, name) for name in names}
     for path, part in parts.items():
         if part is None:
             continue
@@ -289,6 +292,25 @@ def _unmodelled(model: Transformer, parallel: Parallel, *, quantised: bool) -> I
             rule = f"is modelled with {way} alone"
             name = "kinds of layers" if path == "model.pattern" else type(part).__name__
             yield Rule(path, excluded, rule, name, way_out=f"set {way}, or {path}=null")
+
+
+def _compressed_rules(model: Transformer, run: Run, parallel: Parallel) -> Iterator[Rule]:
+    """Attention over compressed tokens, and streams of residuals, are of inference without cp and pp."""
+    for path, part in (("model.compressed", model.compressed), ("model.streams", model.streams)):
+        if part is None:
+            continue
+        rule = f"of a model with {path} is not modelled"
+        yield Rule("run.mode", run.mode == "training", f"training {rule}", run.mode, way_out="set prefill or decode")
+        for name, degree in (("cp", parallel.cp), ("pp", parallel.pp)):
+            path_there = f"parallel.{name}"
+            yield Rule(path_there, np.asarray(degree) > 1, f"{name} {rule}", degree, way_out=f"set {path_there}=1")
+    if model.compressed is not None:
+        also = model.latent is not None or model.window is not None or model.pattern is not None
+        rule = "is an attention of its own: model.latent, model.window and model.pattern are not combined with it"
+        yield Rule("model.compressed", also, rule, "", way_out="leave these out")
+        groups, tp = np.asarray(model.compressed.out_groups), np.asarray(parallel.tp)
+        rule = "does not divide the groups of heads of the output (model has {0})"
+        yield Rule("parallel.tp", groups % tp != 0, rule, parallel.tp, (groups,), "take a divisor")
 
 
 def offload_rules(model: Any, run: Run, parallel: Parallel, system: Device) -> Iterator[Rule]:
