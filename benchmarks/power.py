@@ -1,6 +1,6 @@
 """Power of boards against public tables: watts, the limit's clock, the clock of least energy, and times beside.
 
-`python -m benchmarks.power --data DIR [--json]` reads the tables of A100 below `DIR/power`. Rows that
+`python -m benchmarks.power --data DIR [--json]` reads the tables below `DIR/power`. Rows that
 `gpu.power` was fitted on (`conf/data/power`) are counted, and left out. Without tables it tests the law alone:
 `monotone_breaks` counts drawn designs that are faster, or draw more, under a lower limit; `seconds_over_plain` is the
 time of evaluating designs with power over that without, where no limit binds, and `seconds_over_plain_limited` where
@@ -38,6 +38,7 @@ from dse_calibration.board_power import (
     read_throttle,
 )
 from dse_calibration.contention import WALLS
+from dse_serving.served_power import read_served, unfitted
 from simulators.costs.gemm import GemmShape, gemm_cost, gemms_of
 from simulators.costs.governor import CLOCK
 from simulators.costs.power import board_w, gemm_activity
@@ -50,7 +51,7 @@ from validation.overlaps import judged_clocks
 
 Floats = NDArray[np.float64]
 BY_CLOCK, THROTTLE, KNEE = "a100_gemm_allreduce_by_clock.csv", "a100_throttle.csv", "a100_voltage_knee.csv"
-H200 = "h200_gemm_power.csv"
+H200, SERVED = "h200_gemm_power.csv", "inferencex_dsv4_b200.csv"
 _PRECISIONS = {"bfloat16": "bf16", "fp8_block": "fp8"}
 _SHORT_S = 20e-6
 _GPUS, _PAYLOAD_MIB = 4.0, 64.0  # of the all-reduces of these tables
@@ -171,6 +172,21 @@ def gemm_watts(folder: Path) -> Iterator[tuple[str, float]]:
         yield f"{name}_power_median", float(np.median(found))
 
 
+def served_joules(folder: Path) -> Iterator[tuple[str, float]]:
+    """Median error of the joules of a generated token with its share of the prompt, at the rate that was served and at
+    the rate that is predicted; of rows whose watts were not fitted.
+    """
+    rows, given, guessed = list(unfitted(read_served(folder / SERVED))), list[float](), list[float]()
+    for row in rows:
+        given.append(abs(row.drawn(row.power).token_j / row.token_j - 1))
+        guessed.append(abs(row.predicted(row.power).token_j / row.token_j - 1))
+    yield "joule_per_token_rows", float(len(rows))
+    yield "joule_per_token_median", float(np.median(given))
+    yield "joule_per_token_max", float(max(given))
+    yield "joule_per_token_predicted_median", float(np.median(guessed))
+    yield "joule_per_token_predicted_max", float(max(guessed))
+
+
 def predicted(file: Path) -> Iterator[tuple[str, float]]:
     """Error of the walls of a GEMM and an all-reduce where not even their times alone are given, nor the clock."""
     table, fitted = pd.read_csv(file, comment="#"), pd.read_csv(WALLS, comment="#")
@@ -259,7 +275,8 @@ def figures(folder: Path | None) -> dict[str, float]:
     found = {**dict(breaks()), **dict(slowness())}
     if folder is None:
         return found
-    for name, figure in ((BY_CLOCK, watts), (THROTTLE, throttled), (KNEE, least_energy), (H200, gemm_watts)):
+    by_table = {BY_CLOCK: watts, THROTTLE: throttled, KNEE: least_energy, H200: gemm_watts, SERVED: served_joules}
+    for name, figure in by_table.items():
         if (folder / name).is_file():
             found |= dict(figure(folder))
     if (folder / BY_CLOCK).is_file():

@@ -222,6 +222,16 @@ def governor(numbers: Sequence[Number], table: Path | None) -> Refit:
     return Refit({number: _rounded(fitted[number.path.split(".")[1]]) for number in numbers})
 
 
+def served(numbers: Sequence[Number], table: Path | None) -> Refit:
+    """What boards that serve draw beside operations and bytes: the fit of `dse_serving.served_power`."""
+    from dse_serving.served_power import fit_tree, read_served  # the plug-in of serving, which the numbers came with
+
+    assert table is not None
+    rows = read_served(table)
+    (number,) = numbers
+    return Refit({number: _rounded(fit_tree(rows, rows[0].power))})
+
+
 def slowdowns(numbers: Sequence[Number], table: Path | None) -> Refit:
     """Coefficients of contention of a GPU by its own tables (`dse_calibration.slowdowns`)."""
     assert table is not None
@@ -445,6 +455,7 @@ REFITTERS: Mapping[str, Refitter] = {
     "contention": contention,
     "boards": boards,
     "governor": governor,
+    "served": served,
     "slowdowns": slowdowns,
     "conccl": conccl,
     "prefills": prefill_rows,

@@ -1,9 +1,9 @@
 """Power of a board by what it does, and the clock that its limit allows.
 
-At a clock c, relative to the one that the GPU's rates are of, with F operations/s, n CUs that move data, and b bytes/s
-over HBM and links, of which kernels without products stream b_s:
+At a clock c, relative to the one that the GPU's rates are of, with kernels for the share u of the time, F operations/s,
+n CUs that move data, and b bytes/s over HBM and links, of which kernels stream b_s through the CUs:
 
-    P = P_idle + v(c)^2 (P_tree c + e_flop F + e_s b_s + P_cu n c) + e_hbm b_hbm + e_link b_link
+    P = P_idle + v(c)^2 (u P_tree c + e_flop F + e_s b_s + P_cu n c) + e_hbm b_hbm + e_link b_link
     v(c) = 1 + (V - 1) max(0, c - c_knee) / (1 - c_knee)
 
 The energy of an operation goes with the square of the voltage v, which is flat up to a knee and rises with the clock
@@ -65,7 +65,8 @@ def collective_w(system: System, by: TransferMode) -> float:
 class Activity:
     """What one GPU does each second, on average: FLOP/s, bytes/s over HBM and links, CUs that move data.
 
-    stream_bytes_per_s: of the HBM's, what kernels without products stream.
+    stream_bytes_per_s: of the HBM's, what kernels stream through the CUs. busy: share of the time in which kernels run,
+    or wait.
     """
 
     flop_per_s: ArrayLike
@@ -73,6 +74,7 @@ class Activity:
     link_bytes_per_s: ArrayLike
     copy_cus: ArrayLike
     stream_bytes_per_s: ArrayLike = 0.0
+    busy: ArrayLike = 1.0
 
 
 def board_w(power: Power, clock: ArrayLike, activity: Activity, precision: str) -> Floats:
@@ -84,7 +86,8 @@ def board_w(power: Power, clock: ArrayLike, activity: Activity, precision: str) 
     energy = next((joules for name, joules in power.flop_j.items() if name == peak_format(precision)), None)
     if energy is None and flop.any():
         raise ValueError(f"gpu.power.flop_j has no energy of an operation at {precision}")
-    at_low_voltage = relative * (power.tree_w + power.cu_w * np.asarray(activity.copy_cus, float))
+    tree_w = np.asarray(activity.busy, float) * power.tree_w
+    at_low_voltage = relative * (tree_w + power.cu_w * np.asarray(activity.copy_cus, float))
     at_low_voltage = at_low_voltage + (0.0 if energy is None else energy) * flop
     at_low_voltage = at_low_voltage + power.stream_j_per_byte * np.asarray(activity.stream_bytes_per_s, float)
     moved_w = power.hbm_j_per_byte * np.asarray(activity.hbm_bytes_per_s, float)
@@ -112,6 +115,11 @@ def seen_w(power: Power, mean_w: ArrayLike, rest_w: ArrayLike, *, busy_s: ArrayL
     above = (mean - np.asarray(rest_w, float)) * period / busy  # of the phase that computes, over the rest
     filtered = np.expm1(-busy / window) / np.expm1(-period / window)
     return np.where(computes, np.maximum(rest_w + above * filtered, mean), mean)
+
+
+def unlimited_clock(power: Power) -> float:
+    """Relative clock of a board that no limit holds: its highest one."""
+    return 1.0 if power.boost_hz is None else float(np.max(np.asarray(power.boost_hz) / np.asarray(power.clock_hz)))
 
 
 def voltage(power: Power, clock: ArrayLike) -> Floats:

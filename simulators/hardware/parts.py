@@ -152,17 +152,18 @@ class Contention(Frozen):
     dma_beside_gemm: Slowdown
 
 
-class Power(Frozen):
+class Power(Grown):
     """Power of a board by what it does (equation in `simulators.costs.power`).
 
     clock_hz: of the CUs where `gpu.clock` is 1, that of the GPU's rates. board_w: the board's limit. cap_w: the limit
-    that is set, at most the board's. idle_w: when nothing runs. tree_w: of the clock tree while something does. cu_w:
-    of a CU that moves data. flop_j, hbm_j_per_byte, link_j_per_byte: energy of an operation by the format of its
-    inputs, and of a byte over the HBM and the links; stream_j_per_byte: of a byte that kernels without products stream,
-    in the CUs and caches. tree_w, cu_w, flop_j and stream_j_per_byte are those at the lowest voltage, which
-    holds up to the share `knee` of clock_hz; voltage: that at clock_hz over the lowest. window_s: time constant of the
-    power that the governor sees (null: long). dip: share by which its clock swings below the one that it holds on
-    average at the limit (null: not known).
+    that is set, at most the board's. idle_w: when nothing runs. tree_w: of the clock tree, and of CUs that wait, while
+    something does. cu_w: of a CU that moves data. flop_j, hbm_j_per_byte, link_j_per_byte: energy of an operation by
+    the format of its inputs, and of a byte over the HBM and the links; stream_j_per_byte: of a byte that kernels stream
+    from the HBM, in the CUs and caches. tree_w, cu_w, flop_j and stream_j_per_byte are those at the lowest voltage,
+    which holds up to the share `knee` of clock_hz; voltage: that at clock_hz over the lowest. window_s: time constant
+    of the power that the governor sees (null: long). dip: share by which its clock swings below the one that it holds
+    on average at the limit (null: not known). boost_hz: highest clock, at which a board runs that its limit does not
+    hold (null: clock_hz).
     """
 
     clock_hz: Hertz
@@ -179,6 +180,7 @@ class Power(Frozen):
     voltage: Annotated[Number, Field(ge=1, le=2)] = 1.0
     window_s: Seconds | None = None
     dip: Annotated[Fraction, Field(lt=1)] | None = None
+    boost_hz: Hertz | None = None
 
 
 class Cache(Grown):

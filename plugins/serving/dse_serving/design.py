@@ -85,7 +85,9 @@ class ServingKernels(SourcedValue):
         plain = self._dense(architecture, dense)
         speeds, dispatch_s = plain, 0.0
         if getattr(design.model, "moe", None) is not None:
-            attention = "grouped" if getattr(design.model, "latent", None) is None else "latent"
+            # attention over compressed tokens has one key for all heads, as absorbed latents have
+            of_latents = any(getattr(design.model, part, None) is not None for part in ("latent", "compressed"))
+            attention = "latent" if of_latents else "grouped"
             # sets name mxfp4 by its weights, although its products are in 16 bits
             of_weights = experts if experts == "mxfp4" else _NEAR.get(experts, experts)
             constants, is_format = self._nearest((design.server.name, architecture, attention, of_weights))

@@ -5,10 +5,11 @@ context of a sequence, and computes a whole prompt for each answer that it finis
 
     P = law(r / b x (step that generates) + r / output x (prompt))
 
-with the law of `simulators.costs.power` for operations, bytes and idling, and no more than the board's limit. Engines
-of prompts and engines that generate, where apart, each do their part (derived). This is the least: kernels that wait
-draw power as well, and drafts, padding and chunks of prompts count as nothing. Public runs of a mixture of 1.6 trillion
-weights on B200 draw up to some 2.6 times as much, by hand (docs/explanation/power.md).
+with the law of `simulators.costs.power` for operations, bytes and idling, and no more than the board's limit. Below the
+limit a board runs at its highest clock, and voltage. An engine with sequences under way always runs a step, whose
+kernels wait for memory, links and one another: the clock tree and CUs that wait draw power all the time. Engines of
+prompts alone run for as long as their prompts take by the step model. Engines of prompts and engines that generate,
+where apart, each do their part (derived). Drafts, padding and chunks of prompts count as nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from dse.space import get_path
 from dse_serving.design import Serving, deployment_of, prompt_engines, step_of
 from dse_serving.step_times import step_run
 from simulators.costs.governor import power_rules
+from simulators.costs.power import unlimited_clock
 from simulators.hardware.parts import Power
 from simulators.steps.design import StepDesign, product_format
 from simulators.steps.powered import DRAWS, drawn_w
@@ -48,7 +50,7 @@ class ServedTraffic:
 
 @dataclass(frozen=True)
 class ServedPower:
-    """Least mean power [W] of a GPU of a deployment, and energy [J] of a generated token with its share of prompts."""
+    """Mean power [W] of a GPU of a deployment, and energy [J] of a generated token with its share of prompts."""
 
     gpu_w: float
     token_j: float
@@ -71,40 +73,46 @@ def served_power(design: Serving, power: Power, traffic: ServedTraffic) -> Serve
         both = prompts is None
         computes, generates = both or pool is pools[0], both or pool is not pools[0]
         of_pool = step if generates else step_of(prompts or design)
-        rates = _rates(of_pool, traffic, pool.engines * pool.ranks, computes=computes, generates=generates)
-        watts = np.minimum(drawn_w(power, of_pool, rates, _clock(of_pool)), power.cap_w)
+        rates, busy = _rates(of_pool, traffic, pool.engines * pool.ranks, computes=computes, generates=generates)
+        clock = unlimited_clock(power) * _asked(of_pool)
+        watts = np.minimum(drawn_w(power, of_pool, rates, clock, busy=busy), power.cap_w)
         total += float(np.max(watts)) * pool.engines * pool.gpus
     gpus = sum(pool.engines * pool.gpus for pool in pools)
     return ServedPower(total / gpus, total / traffic.tokens_per_s)
 
 
-def _clock(step: StepDesign) -> float:
-    """Clock of engines under load: that of GEMMs, where it is known."""
-    loaded, asked = step.system.gpu.loaded, step.system.gpu.clock
-    return (1.0 if loaded is None else loaded.gemm_clock) * float(1.0 if asked is None else np.max(asked))
+def _asked(step: StepDesign) -> float:
+    """Clock that is asked for, over the highest one."""
+    asked = step.system.gpu.clock
+    return min(float(1.0 if asked is None else np.max(asked)), 1.0)
 
 
 def _rates(
     step: StepDesign, traffic: ServedTraffic, replicas: int, *, computes: bool, generates: bool
-) -> dict[str, Floats]:
-    """What a GPU does a second, by the names of `DRAWS`. replicas: of attention, which share all sequences."""
-    rates = dict.fromkeys(DRAWS, np.zeros(()))
+) -> tuple[dict[str, Floats], float]:
+    """What a GPU does a second, by the names of `DRAWS`, and the share of the time in which it runs steps.
+
+    replicas: of attention, which share all sequences.
+    """
+    rates, busy = dict.fromkeys(DRAWS, np.zeros(())), 0.0
     of_replica = traffic.tokens_per_s / replicas
     batch = max(round(traffic.under_way / replicas), 1)
     context = traffic.prompt + traffic.output / 2
     parts: list[tuple[Any, float]] = []
     if generates:
         parts.append((step_run(step, "decode", batch, round(context)), of_replica / batch))
+        busy = traffic.under_way / replicas
     if computes:
         parts.append((step_run(step, "prefill", 1, max(round(traffic.prompt), 1)), of_replica / traffic.output))
+        busy += float(np.max(parts[-1][0].seconds)) * parts[-1][1]
     for iteration, per_s in parts:
         counts = measure(iteration, np.inf)
         rates = {name: rates[name] + np.asarray(counts[name], float) * per_s for name in DRAWS}
-    return rates
+    return rates, min(busy, 1.0)
 
 
 def power_line(config: Mapping[str, Any], design: Serving, point: Mapping[Any, Any]) -> Iterator[str]:
-    """Yield a line on the least power of a point of a study; nothing where the GPU has no power model for its steps."""
+    """Yield a line on the power of a point of a study; nothing where the GPU has no power model for its steps."""
     tree = get_path(config, "system.gpu.power")
     if not tree:
         return
@@ -116,7 +124,5 @@ def power_line(config: Mapping[str, Any], design: Serving, point: Mapping[Any, A
     served = served_power(design, power, traffic)
     if served is None:
         return
-    text = (
-        f"at least {served.gpu_w:,.0f} W a GPU of {power.cap_w:,.0f} W, {cell(served.token_j, 'J')} a generated token"
-    )
-    yield f"power: {text} with its share of the prompt, at most {1e6 / served.token_j:,.0f} tokens/s a MW of GPUs"
+    text = f"{served.gpu_w:,.0f} W a GPU of {power.cap_w:,.0f} W, {cell(served.token_j, 'J')} a generated token"
+    yield f"power: {text} with its share of the prompt, {1e6 / served.token_j:,.0f} tokens/s a MW of GPUs"

@@ -334,8 +334,10 @@ def _model(row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
     if kept is None and precision not in names["formats"]:
         raise KeyError(f"{precision} is no format that is known")
     formats = dict(names["formats"][precision] if kept is None else kept)
-    for part, format_name in formats.pop("stored", {}).items():
-        model["stored"] = {part: [{"format": weight_format(format_name).model_dump(), "share": 1.0}]}
+    if stored := formats.pop("stored", {}):
+        model["stored"] = {
+            part: [{"format": weight_format(name).model_dump(), "share": 1.0}] for part, name in stored.items()
+        }
     return model, formats
 
 

@@ -11,6 +11,7 @@ from dse_serving.backend import ServingBackend
 from dse_serving.design import Serving
 from dse_serving.energy import ServedTraffic, power_line, served_power
 from dse_serving.study import SECTIONS
+from simulators.costs.power import unlimited_clock, voltage
 from simulators.hardware.machine import tree_of
 from simulators.hardware.parts import Power
 
@@ -43,14 +44,43 @@ def test_engines_apart_draw_for_their_own_part() -> None:
     together = served_power(deployment("engines.replicas=2"), POWER, traffic)
     apart = served_power(deployment("engines.apart=true", "engines.prefill_replicas=1"), POWER, traffic)
     assert together is not None and apart is not None
-    # engines that generate have twice the batch each, and read the weights half as often
+    # engines that generate have twice the batch each, and read the weights half as often; those of prompts rest between
     assert POWER.idle_w < apart.gpu_w < together.gpu_w
+
+
+def test_a_board_below_its_limit_runs_at_its_highest_clock() -> None:
+    """Products then take more energy, as the voltage is higher: H100 at 1,980 MHz in place of 1,742."""
+    traffic = ServedTraffic(500.0, 32.0, 1024.0, 256.0)
+    usual = POWER.model_copy(update={"boost_hz": None})
+    boosted, plain = (served_power(deployment(), power, traffic) for power in (POWER, usual))
+    assert boosted is not None and plain is not None
+    assert plain.gpu_w < boosted.gpu_w < POWER.cap_w
+    faster = unlimited_clock(POWER)
+    assert faster == pytest.approx(1980 / 1742, rel=1e-3)
+    most = faster * (voltage(POWER, faster) / voltage(POWER, 1.0)) ** 2
+    assert boosted.gpu_w - POWER.idle_w < most * (plain.gpu_w - POWER.idle_w)
+
+
+def test_engines_of_prompts_draw_no_more_than_idling_between_them() -> None:
+    few, some = (
+        served_power(
+            deployment("engines.apart=true", "engines.prefill_replicas=1"),
+            POWER,
+            ServedTraffic(rate, 1.0, 1024.0, 256.0),
+        )
+        for rate in (0.001, 1.0)
+    )
+    assert few is not None and some is not None
+    tree_w = POWER.tree_w * unlimited_clock(POWER) * float(voltage(POWER, unlimited_clock(POWER))) ** 2
+    # of two GPUs, the one that generates waits in a step all the time
+    assert few.gpu_w == pytest.approx(POWER.idle_w + tree_w / 2, rel=0.01)
+    assert few.gpu_w < some.gpu_w
 
 
 def test_a_line_tells_power_where_the_gpu_has_a_model_of_it() -> None:
     point = {"tokens_per_s": 500.0, "in_system": 16.0, "prefix_hits": 0.0}
     tree = config("parallel.tp=1", "engines.replicas=1")
     (line,) = power_line(tree, ServingBackend().design(tree), point)
-    assert line.startswith("power: at least ") and "J a generated token" in line
+    assert line.startswith("power: ") and "J a generated token" in line
     unknown = {**tree, "system": {**tree["system"], "gpu": {**tree["system"]["gpu"], "power": None}}}
     assert list(power_line(unknown, ServingBackend().design(unknown), point)) == []
