@@ -21,7 +21,8 @@ from dse.cli import main
 from dse.config.compose import request
 from dse.errors import ConfigError
 from dse.results.agreement import compare, tau
-from dse.study.fidelity import excess
+from dse.study.fidelity import excess, point_at_level
+from dse.study.levels import plain_design
 from dse.study.plan import plan
 
 NAMES = "space.schedule.name=choice(serial,hetero_fused_1d,uniform_fused_1d)"
@@ -277,3 +278,44 @@ def test_two_runs_of_a_study_are_equal_to_the_byte_though_one_has_the_machine_fo
     assert {"results.parquet", "summary.json", "fidelity.json", "fidelity.parquet", "claims.json"} <= set(alone)
     assert set(alone) == set(loaded)
     assert [name for name, text in alone.items() if loaded[name] != text] == []
+
+
+# Backends that extend another one, and designs for others
+
+
+def powered(*words: str) -> Any:
+    """A study under a limit of power with a ladder, planned."""
+    named = ["simulator=powered", "system=a100_8", "fidelity=ladder", "tracking=none", "store=none", *words]
+    return plan(request(named, None))
+
+
+def test_a_study_under_a_limit_of_power_is_compared_with_backends_that_it_extends() -> None:
+    """They take its designs, with their sources, and leave out knobs of power."""
+    planned = powered("study=conccl", "workload.only=[70b_qkv-equal-ag]")
+    assert [level.name for level in planned.levels] == ["uncontended", "powered", "node"]
+    space = next(iter(planned.spaces.values()))
+    scenario, level_of_study = next(iter(planned.spaces)), space.backend.design(space.base)
+    for level in planned.levels:
+        block = point_at_level(planned, level, scenario, {"schedule.name": "serial"})
+        design: Any = block.design
+        assert design is not None, block.reason
+        assert design.system.cost_weights == level_of_study.system.cost_weights
+
+
+def test_a_level_without_the_objective_is_refused_with_the_way_out() -> None:
+    with pytest.raises(ConfigError) as caught:
+        powered("study=power")
+    (text,) = [str(problem) for problem in caught.value.problems]
+    assert "fidelity.levels (uncontended): does not minimize the study's objective energy_j" in text
+    assert "set fidelity=none" in text
+
+
+def test_a_key_with_dots_of_a_mapping_stays_a_key_for_a_backend_of_another_kind() -> None:
+    planned = powered("study=conccl", "workload.only=[70b_qkv-equal-ag]")
+    space = next(iter(planned.spaces.values()))
+    tree = plain_design(space.backend, space.base)
+    weights = space.backend.design(space.base).system.cost_weights
+    assert any("." in key for key in weights)
+    assert tree["system"]["cost_weights"] == dict(weights)
+    assert tree["system"]["name"] == "a100_8"
+    assert "sources" not in tree["system"]

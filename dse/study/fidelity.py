@@ -29,7 +29,7 @@ from dse.results.run_folder import Outputs
 from dse.results.selection import MOST_ROWS, SELECTED, select
 from dse.space import Assignment, Points
 from dse.store.contract import Context, Session
-from dse.study.levels import Level, plain_design
+from dse.study.levels import Level, plain_design, same_designs
 from dse.study.plan import Plan
 from dse.values import Memo
 
@@ -153,7 +153,7 @@ def _point(plan: Plan, level: Level, row: pd.Series[Any]) -> Points:
 def point_at_level(plan: Plan, level: Level, scenario: str, point: Assignment) -> Points:
     """Return a point of a scenario of the study as a design of a level."""
     backend, space = level.spec.make(), plan.spaces[scenario]
-    if level.spec.name == plan.spec.name:  # backends of a kind take the same designs
+    if same_designs(level.spec, plan.spec):
         # what the space knows is of the study's backend
         (block,) = replace(space, backend=backend, known=Memo()).resolve(point)
         return block

@@ -15,7 +15,7 @@ from dse.evaluation.calls import BackendSpec, validate
 from dse.search import Goal
 from dse.space import Space
 from dse.study.settings import Fidelity
-from dse.values import leaves
+from dse.values import LABELS
 
 OWN = "study"
 """The study's own level, among names of simulators."""
@@ -30,31 +30,54 @@ class Level:
     own: bool
 
 
+def same_designs(one: BackendSpec, other: BackendSpec) -> bool:
+    """True for backends that take the same designs: by one name, or of which one extends the other."""
+    if one.name == other.name:
+        return True
+    backends = one.make(), other.make()
+    return any(isinstance(first, type(second)) for first, second in (backends, backends[::-1]))
+
+
 def plain_design(backend: Backend, tree: Tree) -> dict[str, Any]:
     """Return the validated values of a study's design as a tree, numbers in SI units, for a backend of another kind.
 
-    Labels are left out except the names of the sections, and a key with dots is a path.
+    Labels are left out except the names of the sections. A field with dots in its name is a path, as external programs
+    have them; a key of a mapping, such as `gpu.idle_w` of weights, is a name.
     """
-    design, nested = backend.design(tree), dict[str, Any]()
-    # names are labels, which leaves leave out
-    named = [(f"{section}.name", getattr(part, "name", None)) for section, part in design]
-    for path, value in [
-        *((path, name) for path, name in named if name),
-        *((leaf[0], leaf[1]) for leaf in leaves(design)),
-    ]:
-        *parents, last = path.split(".")
-        node = nested
-        for name in parents:
-            node = node.setdefault(name, {})
-        node[last] = _as_mappings(value)
+    nested = dict[str, Any]()
+    for section, part in backend.design(tree):
+        values = _plain(part)
+        # names are labels, which values leave out
+        if isinstance(values, dict) and (name := getattr(part, "name", None)):
+            values["name"] = name
+        _put_nested(nested, section, values)
     return nested
 
 
-def _as_mappings(value: Any) -> Any:
-    """Return a value with the models within its lists as mappings."""
+def _plain(value: Any) -> Any:
+    """Return a value with models as mappings, and their labels left out; what lists hold is as it is stored."""
     if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    return [_as_mappings(item) for item in value] if isinstance(value, tuple) else value
+        nested = dict[str, Any]()
+        for name, item in value:
+            if name not in LABELS:
+                _put_nested(nested, name, _plain(item))
+        return nested
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [item.model_dump(mode="json") if isinstance(item, BaseModel) else _plain(item) for item in value]
+    return value
+
+
+def _put_nested(nested: dict[str, Any], path: str, value: Any) -> None:
+    """Put a value into nested mappings at a dotted path, beside what is there."""
+    *parents, last = path.split(".")
+    for name in parents:
+        nested = nested.setdefault(name, {})
+    if isinstance(value, dict) and isinstance(nested.get(last), dict):
+        nested[last].update(value)
+    else:
+        nested[last] = value
 
 
 def levels(
@@ -109,7 +132,11 @@ def check_level(
         # a finer model must rank by the same measure
         if name not in backend.metrics or backend.metrics[name].goal != goal:
             rule = f"does not {goal} the study's objective {name}"
-            check.add(f"fidelity.levels ({level.name})", rule, way_out=f"its metrics: {', '.join(backend.metrics)}")
+            check.add(
+                f"fidelity.levels ({level.name})",
+                rule,
+                way_out=f"set fidelity=none, or an objective among its metrics: {', '.join(backend.metrics)}",
+            )
     try:
         bases = {
             name: space.base if alike else plain_design(study_backend, space.base) for name, space in spaces.items()

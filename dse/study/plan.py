@@ -226,7 +226,7 @@ def _ladder(
     check: Problems, settings: Settings, request: Request, *, spec: BackendSpec, spaces: Mapping[str, Space]
 ) -> tuple[Level, ...]:
     """Return the levels that the study is compared with; () with the problems noted."""
-    from dse.study.levels import OWN, check_level, levels  # a study without a ladder needs none
+    from dse.study.levels import OWN, check_level, levels, same_designs  # a study without a ladder needs none
 
     if set(settings.fidelity.levels) - {*request.levels, OWN}:  # unknown names
         return ()  # reported when the request was composed
@@ -239,7 +239,7 @@ def _ladder(
     for level in ladder:
         if not check.found:
             goals = _goals(settings, next(iter(spaces.values())).knobs, spec.make())
-            check_level(check, level, spaces, alike=level.spec.name == spec.name, goals=goals)
+            check_level(check, level, spaces, alike=same_designs(level.spec, spec), goals=goals)
     return ladder
 
 
