@@ -20,11 +20,12 @@ from dse.errors import ConfigError
 from dse.space import Space
 from dse.study.plan import plan
 from dse.values import put
+from simulators.costs.governor import governed
 from simulators.costs.power import Activity, board_w, seen_w, voltage
 from simulators.hardware.machine import tree_of
 from simulators.hardware.parts import Power
 from simulators.overlap.backend import OverlapBackend
-from simulators.overlap.powered import PoweredBackend
+from simulators.overlap.powered import PoweredBackend, draw_of
 from simulators.steps.backend import StepBackend
 from simulators.steps.powered import PoweredStepBackend
 from tests import iterations
@@ -271,3 +272,54 @@ def test_a_plan_tells_what_it_draws(capsys: pytest.CaptureFixture[str], tmp_path
     assert re.match(r"power: [56]\d\d W a GPU, of 700 W, at 0\.8\d of its clock; ", texts[0])
     assert texts[1].startswith("power: 350 W a GPU, its limit, at 0.")
     assert all("J a token" in text for text in texts)
+
+
+# The search for the clock
+
+
+class Counted(OverlapBackend):
+    """The overlap backend, which counts the designs that it evaluates."""
+
+    machines = PoweredBackend.machines
+
+    def __init__(self) -> None:
+        super().__init__("fluid")
+        self.sizes = list[int]()
+
+    def evaluate(self, batches: Any) -> list[Any]:
+        self.sizes.append(sum(batch.size for batch in batches))
+        return super().evaluate(batches)
+
+
+def searched(batch: Batch, together: int) -> tuple[Any, list[int]]:
+    """Results under the limit by so many designs at once, and the sizes of the evaluations."""
+    backend = Counted()
+    (results,) = governed([batch], backend.evaluate, draw_of, together=together)
+    return results, backend.sizes
+
+
+@pytest.mark.parametrize("name", ["serial", "c3_sp"])
+@given(st.floats(0.2, 1.0), st.floats(0.2, 1.0), st.floats(0.4, 1.0))
+def test_the_clock_is_the_same_however_it_is_searched_for(name: str, low: float, high: float, clock: float) -> None:
+    design = design_of("system=a100_8", f"schedule={name}", "~space.schedule.name")
+    limits = np.array([low, high]) * power_of("a100_8").board_w
+    axes = {"system.gpu.power.cap_w": limits, "system.gpu.clock": np.array([clock, 1.0])}
+    every, sizes = searched(Batch(design, axes), 10_000)
+    assert len(sizes) == 1  # at all clocks at once
+    for together in (1, 30):
+        few, _ = searched(Batch(design, axes), together)
+        assert few.status.tolist() == every.status.tolist()
+        for metric in ("makespan_s", "energy_j", "mean_w", "held_clock", "lowest_clock"):
+            assert few.column(metric) == pytest.approx(every.column(metric), rel=1e-9, nan_ok=True), metric
+
+
+@pytest.mark.parametrize("cap", ["150 W", "200 W", "250 W", "300 W", "390 W"])
+def test_a_design_alone_is_evaluated_at_few_clocks(cap: str) -> None:
+    results, sizes = searched(Batch(design_of(f"system.gpu.power.cap_w={cap}")), 1)
+    assert results.ok[0]
+    assert sum(sizes) <= 8
+
+
+def test_a_limit_that_does_not_bind_takes_one_evaluation() -> None:
+    _, sizes = searched(Batch(put(design_of("system=a100_8"), "system.gpu.clock", 0.5)), 1)
+    assert sizes == [1]

@@ -26,6 +26,11 @@ from simulators.taskgraph.timeline import Timeline
 
 _VERSION = "power 2"  # of the law and of the governor; raise it with every change that alters a result
 
+_ARRAYS = 1024
+"""Batches of engines that run designs as arrays are larger."""
+_TOGETHER = 384
+"""Designs whose graphs such an engine runs in about a tenth of the time in which one graph is made."""
+
 
 class PoweredBackend(OverlapBackend):
     """The overlap backend under a limit of power: its metrics at the clock that the limit allows, energy and power."""
@@ -43,7 +48,9 @@ class PoweredBackend(OverlapBackend):
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """Metrics at the clocks that power allows."""
-        return governed(batches, super().evaluate, _draw_of)
+        # schedules that are searched for are settled for each design
+        singly = self.batch < _ARRAYS or any(self.takes_long(batch.design) for batch in batches)
+        return governed(batches, super().evaluate, draw_of, together=1 if singly else _TOGETHER)
 
     def elasticities(self, design: BaseModel, sides: Sequence[tuple[str, int]]) -> None:
         """None: slopes of the task graph are those at one clock, and the clock that is held has its own."""
@@ -76,7 +83,8 @@ def _rules_of_power(design: OverlapDesign) -> Iterator[Rule]:
         yield Rule("workload.operators", True, rule, ", ".join(precisions), way_out="use one precision")
 
 
-def _draw_of(batch: Batch) -> BoardDraw:
+def draw_of(batch: Batch) -> BoardDraw:
+    """What a GPU draws in the iterations of a batch."""
     design = batch.arrays
     assert isinstance(design, OverlapDesign)
     gpu, precision = design.system.gpu, next(iter(gemm_precisions(design.workload)), None)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -49,7 +48,7 @@ class PoweredStepBackend(StepBackend):
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """Metrics at the clocks that power allows."""
-        return [_with_tokens(results) for results in governed(batches, super().evaluate, _draw_of)]
+        return [_with_tokens(results) for results in governed(batches, super().evaluate, _draw_of, together=self.batch)]
 
     def draw(
         self, designs: Sequence[BaseModel], *, samples: int, seed: int, exact: Sequence[str] = ()
@@ -106,16 +105,25 @@ class _StepPower:
         assert isinstance(design, StepDesign)
         self._batch, self._design = batch, design
 
-    @cached_property
-    def _scale(self) -> Floats:
-        power = self._design.system.gpu.power
-        assert power is not None
-        metrics = metrics_of(put(self._design, CLOCK, 1.0))
-        columns = {name: np.broadcast_to(metrics[name], (self._batch.size,)) for name in _SCALED_BY}
-        loaded, idle = columns["loaded_clock"], np.asarray(power.idle_w, float)
-        law = self._law(columns, loaded)
-        limited = (np.asarray(power.board_w, float) - idle) / (law - idle)
+    def _scale(self, results: Results) -> Floats:
+        """Power over that of the law, beyond idling."""
+        gpu = self._design.system.gpu
+        if gpu.loaded is None:
+            return np.ones(())
+        assert gpu.power is not None
+        columns = self._at_full_clock(results)
+        loaded, idle = columns["loaded_clock"], np.asarray(gpu.power.idle_w, float)
+        limited = (np.asarray(gpu.power.board_w, float) - idle) / (self._law(columns, loaded) - idle)
         return np.where(loaded < 1, np.minimum(limited, 1.0), 1.0)
+
+    def _at_full_clock(self, results: Results) -> dict[str, Floats]:
+        """Metrics of each design at the clock of the GPU's rates: those that are known, or computed."""
+        size, clocks = self._batch.size, self._batch.axes.get(CLOCK, np.zeros(1))
+        first = size // len(clocks)  # designs at one clock: where it is the first axis, they follow one another
+        if next(iter(self._batch.axes), "") == CLOCK and clocks[0] == 1.0:
+            return {name: np.tile(results.column(name)[:first], len(clocks)) for name in _SCALED_BY}
+        metrics = metrics_of(put(self._design, CLOCK, 1.0))
+        return {name: np.broadcast_to(metrics[name], (size,)) for name in _SCALED_BY}
 
     def watts(self, results: Results, clock: Floats) -> tuple[Floats, Floats, Floats]:
         """Mean power [W] over iterations at a clock, which is what the governor sees, and the clock under load."""
@@ -123,7 +131,7 @@ class _StepPower:
         assert power is not None
         loaded = results.column("loaded_clock")
         law, idle = self._law(results.metrics, clock * loaded), np.asarray(power.idle_w, float)
-        watts = idle + self._scale * (law - idle)
+        watts = idle + self._scale(results) * (law - idle)
         return watts, watts, clock * loaded
 
     def _law(self, columns: Mapping[str, Floats], clock: Floats) -> Floats:
