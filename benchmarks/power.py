@@ -14,6 +14,7 @@ import json
 import sys
 import timeit
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,11 +40,11 @@ from dse_calibration.board_power import (
 )
 from dse_calibration.contention import WALLS
 from dse_serving.served_power import read_served, unfitted
-from simulators.costs.gemm import GemmShape, gemm_cost, gemms_of
+from simulators.costs.gemm import GemmCost, GemmShape, gemm_cost, gemms_of
 from simulators.costs.governor import CLOCK
 from simulators.costs.power import board_w, gemm_activity
 from simulators.hardware.machine import tree_of
-from simulators.hardware.parts import Power
+from simulators.hardware.parts import Power, Precision
 from simulators.hardware.schedule_system import ScheduleSystem
 from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.powered import PoweredBackend
@@ -52,10 +53,11 @@ from validation.overlaps import judged_clocks
 Floats = NDArray[np.float64]
 BY_CLOCK, THROTTLE, KNEE = "a100_gemm_allreduce_by_clock.csv", "a100_throttle.csv", "a100_voltage_knee.csv"
 H200, SERVED = "h200_gemm_power.csv", "inferencex_dsv4_b200.csv"
-_PRECISIONS = {"bfloat16": "bf16", "fp8_block": "fp8"}
-_SHORT_S = 20e-6
+_PRECISIONS: dict[str, Precision] = {"bfloat16": "bf16", "fp8_block": "fp8"}
+_GEMMS_OF = "h200_8"
+_SHORT_S, _NO_GAPS_S = 20e-6, 100e-6
 _GPUS, _PAYLOAD_MIB = 4.0, 64.0  # of the all-reduces of these tables
-_SYSTEM = "a100_8"
+BOARDS_OF = _SYSTEM = "a100_8"
 _TIMED_CUS, _TIMED_CLOCK, _TIGHT_W = 24, 0.7, 200.0
 _REFERENCE_MHZ = 1200  # the highest clock of which the tables have the times alone
 _CAPS_W = (150.0, 200.0, 250.0, 300.0, 350.0, 400.0)
@@ -157,19 +159,52 @@ def gemm_watts(folder: Path) -> Iterator[tuple[str, float]]:
     Boards are at their limit, or draw what whole tiles multiply and HBM moves. Of shorter calls the table holds the
     power of the gaps between them, too.
     """
-    table, power = pd.read_csv(folder / H200, comment="#"), power_of("h200_8")
-    system, errors = ScheduleSystem.of(tree_of("h200_8")), {"gemm": list[float](), "short_gemm": list[float]()}
-    for name, rows in table.groupby("dtype"):
-        precision = _PRECISIONS[str(name)]
-        shape = GemmShape.row_major(*(rows[side].to_numpy(float) for side in "mnk"))
-        cost = gemm_cost(gemms_of(system, precision), shape)
-        watts = np.minimum(board_w(power, 1.0, gemm_activity(shape, cost, precision), precision), power.cap_w)
-        error, is_long = np.abs(watts / rows["w"].to_numpy(float) - 1), cost.seconds >= _SHORT_S
+    errors = {"gemm": list[float](), "short_gemm": list[float]()}
+    for row in _gemms(folder / H200):
+        error = np.abs(row["predicted_w"] / row["w"] - 1)
+        is_long = row["seconds"] >= _SHORT_S
         errors["gemm"] += error[is_long].tolist()
         errors["short_gemm"] += error[~is_long].tolist()
     for name, found in errors.items():
         yield f"{name}_power_rows", float(len(found))
         yield f"{name}_power_median", float(np.median(found))
+
+
+def predicted_gemm_watts(file: Path) -> Iterator[tuple[str, float, float]]:
+    """Yield the shape, and the measured and the predicted power [W], of GEMMs on H200 between which gaps count little.
+
+    Those are calls of 100 us or more, as measured where the table has the time. Rates are the measured ones, too.
+    """
+    for rows in _gemms(file):
+        seconds = (1e-3 * rows["ms"]).fillna(rows["seconds"])
+        known = rows.assign(predicted_w=_watts(rows, seconds.to_numpy(float)))
+        for row in known[seconds >= _NO_GAPS_S].to_dict("records"):
+            shape = " ".join(str(row[name]) for name in ("dtype", *"mnk"))
+            yield shape, float(row["w"]), float(row["predicted_w"])
+
+
+def _gemms(file: Path) -> Iterator[pd.DataFrame]:
+    """Yield rows of one format each, with seconds and watts by the model."""
+    for _, rows in pd.read_csv(file, comment="#").groupby("dtype"):
+        _, cost = _gemm_cost(rows)
+        seconds = np.asarray(cost.seconds, float)
+        yield rows.assign(seconds=seconds, predicted_w=_watts(rows, seconds))
+
+
+def _gemm_cost(rows: pd.DataFrame) -> tuple[GemmShape, GemmCost]:
+    shape = GemmShape.row_major(*(rows[side].to_numpy(float) for side in "mnk"))
+    return shape, gemm_cost(gemms_of(ScheduleSystem.of(tree_of(_GEMMS_OF)), _precision(rows)), shape)
+
+
+def _precision(rows: pd.DataFrame) -> Precision:
+    return _PRECISIONS[str(rows["dtype"].iloc[0])]
+
+
+def _watts(rows: pd.DataFrame, seconds: Floats) -> Floats:
+    """Power [W] of GEMMs of one format that take so long, up to the limit."""
+    shape, cost = _gemm_cost(rows)
+    power, done = power_of(_GEMMS_OF), gemm_activity(shape, replace(cost, seconds=seconds), _precision(rows))
+    return np.minimum(board_w(power, 1.0, done, _precision(rows)), power.cap_w)
 
 
 def served_joules(folder: Path) -> Iterator[tuple[str, float]]:

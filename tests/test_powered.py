@@ -21,9 +21,10 @@ from dse.space import Space
 from dse.study.plan import plan
 from dse.values import put
 from simulators.costs.governor import governed
-from simulators.costs.power import Activity, board_w, seen_w, voltage
+from simulators.costs.power import Activity, PowerInterval, board_w, seen_w, voltage
 from simulators.hardware.machine import tree_of
 from simulators.hardware.parts import Power
+from simulators.hardware.schedule_system import ScheduleSystem
 from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.powered import PoweredBackend, draw_of
 from simulators.steps.backend import StepBackend
@@ -267,10 +268,12 @@ def test_a_plan_tells_what_it_draws(capsys: pytest.CaptureFixture[str], tmp_path
     texts = list[str]()
     for more in ([], ["simulator=powered_step", "system.gpu.power.cap_w=350 W"]):
         assert main([*words, "system=h100_8", *more]) == 0
-        (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("power: ")]
-        texts.append(line)
-    assert re.match(r"power: [56]\d\d W a GPU, of 700 W, at 0\.8\d of its clock; ", texts[0])
-    assert texts[1].startswith("power: 350 W a GPU, its limit, at 0.")
+        lines = capsys.readouterr().out.splitlines()
+        (place,) = [number for number, line in enumerate(lines) if line.startswith("power: ")]
+        texts.append(" ".join(line.strip() for line in lines[place : place + 2]))  # lines are folded
+    assert re.match(r"power: [56]\d\d W a GPU, of 700 W \(\d+ to \d+ W\), at 0\.8\d of its clock; ", texts[0])
+    assert re.match(r"power: 350 W a GPU, its limit \(\d+ to 350 W\), at 0\.", texts[1])
+    assert all(re.search(r"J a token \(.* to .*J; 90 %, by \d+ rows of other GPUs\)", text) for text in texts)
     assert all("J a token" in text for text in texts)
 
 
@@ -323,3 +326,41 @@ def test_a_design_alone_is_evaluated_at_few_clocks(cap: str) -> None:
 def test_a_limit_that_does_not_bind_takes_one_evaluation() -> None:
     _, sizes = searched(Batch(put(design_of("system=a100_8"), "system.gpu.clock", 0.5)), 1)
     assert sizes == [1]
+
+
+# Intervals
+
+
+def test_an_interval_of_power_is_no_higher_than_the_limit_and_says_what_it_rests_on() -> None:
+    gpus = {name: ScheduleSystem.of(tree_of(name)).gpu for name in ("a100_8", "h100_8", "b200_8")}
+    measured, unmeasured, served = (
+        PowerInterval.of(gpus["a100_8"], 300.0, "kernels", cap_w=power_of("a100_8").cap_w),
+        PowerInterval.of(gpus["h100_8"], 300.0, "kernels", cap_w=power_of("h100_8").cap_w),
+        PowerInterval.of(gpus["b200_8"], 600.0, "served", cap_w=power_of("b200_8").cap_w),
+    )
+    assert unmeasured.low < measured.low < 300 < measured.high
+    assert measured.basis.endswith("rows")
+    assert unmeasured.basis.endswith("rows of other GPUs")
+    assert served.low < 600 < served.high
+    assert PowerInterval.of(gpus["a100_8"], 395.0, "kernels", cap_w=power_of("a100_8").cap_w).high == 400.0
+
+
+def test_an_energy_is_less_sure_than_its_power_and_its_time() -> None:
+    interval = PowerInterval(90.0, 110.0, (0.9, 1.1), "rows")
+    assert interval.with_time((1.0, 1.0)) == pytest.approx((0.9, 1.1))
+    low, high = interval.with_time((0.8, 1.2))
+    assert low < 0.8 < 1.2 < high
+    assert np.log(high) ** 2 == pytest.approx(np.log(1.1) ** 2 + np.log(1.2) ** 2)
+
+
+def test_nine_in_ten_powers_of_kernels_are_within_their_interval() -> None:
+    folder = Path(__file__).parents[2] / "shared" / "data" / "power"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is missing")
+    from benchmarks.power import boards, by_clock, unseen
+
+    rows = unseen(by_clock(folder))
+    gpu = ScheduleSystem.of(tree_of("a100_8")).gpu
+    ratio = rows["w"].to_numpy(float) / boards(rows).predicted(power_of("a100_8"))
+    low, high = PowerInterval.of(gpu, 100.0, "kernels", cap_w=400.0).ratio
+    assert 0.88 < ((ratio >= low) & (ratio <= high)).mean() < 0.95

@@ -13,6 +13,7 @@ what is known before the answer: the kind of work, the GPU, a key, and sizes, it
     host         key: kernel; the gap between kernels over the constant of a launch
     step         key: training of dense models on a node or several, of mixtures, or prefill; gpus
     tpot, ttft   key: prompts by the same engines, or apart; requests under way, tokens of a prompt
+    power        key: kernels at measured rates and locked clocks or at the limit, or engines that serve
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.expert_exchanges import tables_below
+from benchmarks.power import BOARDS_OF, BY_CLOCK, H200, SERVED, boards, by_clock, power_of, predicted_gemm_watts, unseen
 from benchmarks.validity import device_named
 from dse.errors import ConfigError, Problem
 from dse.files import csv_columns
@@ -41,6 +43,8 @@ from dse_calibration.residual_groups import ResidualRow
 from dse_calibration.residual_rows import rows_of_predicted
 from dse_serving.measured import Predictor, fitted_names, model_name, settings
 from dse_serving.measured import read_rows as read_served
+from dse_serving.served_power import read_served as read_served_power
+from dse_serving.served_power import unfitted
 from dse_torch.tables import measured_gpus
 from simulators.hardware.machine import tree_of
 from simulators.hardware.schedule_system import ScheduleSystem
@@ -72,7 +76,7 @@ def residual_rows(data: Path) -> list[ResidualRow]:
     of_operators = (file for file in files if _holds_operators(csv_columns(file, "--data")))
     tables = [(file.name, table) for file in of_operators for table in read_table(file)]
     carried = [*carried_rows(tables), *rows_of_fewer_gpus(tables)]
-    return [*rows, *carried, *_attentions(), *_hosts(), *_steps(data), *_served(data)]
+    return [*rows, *carried, *_attentions(), *_hosts(), *_steps(data), *_served(data), *_powers(data)]
 
 
 def _of_file(file: Path) -> Iterator[ResidualRow]:
@@ -227,6 +231,30 @@ def _served(data: Path) -> Iterator[ResidualRow]:
             if predicted > 0 and seconds > 0:
                 sizes, residual = {"seconds": predicted, **asked}, math.log(seconds / predicted)
                 yield ResidualRow(kind, gpu, key, point.row.name, residual, sizes, _SERVED, traits=traits)
+
+
+def _powers(data: Path) -> Iterator[ResidualRow]:
+    """Yield powers of boards: of kernels, and of engines that serve."""
+    for file in data.rglob(BY_CLOCK):
+        rows = unseen(by_clock(file.parent))
+        for row, watts in zip(rows.to_dict("records"), boards(rows).predicted(power_of(BOARDS_OF)), strict=True):
+            shape = " ".join(f"{row[name]}" for name in ("work", *"mnk", "channels"))
+            yield _power_row("a100", "kernels", shape, watts=(float(row["w"]), float(watts)), source=file.name)
+    for file in data.rglob(H200):
+        for shape, measured, watts in predicted_gemm_watts(file):
+            yield _power_row("h200", "kernels", shape, watts=(measured, watts), source=file.name)
+    for file in data.rglob(SERVED):
+        for served in unfitted(read_served_power(file)):
+            watts = served.drawn(served.power).gpu_w
+            gpu = plain_name(served.cells["gpu"])
+            yield _power_row(gpu, "served", served.name, watts=(served.watts, watts), source=file.name)
+
+
+def _power_row(gpu: str, key: str, shape: str, *, watts: tuple[float, float], source: str) -> ResidualRow:
+    """A row of (measured, predicted) power [W]."""
+    measured, predicted = watts
+    residual = math.log(measured / predicted)
+    return ResidualRow("power", gpu, key, shape, residual, {}, source, traits={"gpu": gpu})
 
 
 def key_of_step(step: Step, gpus: float) -> str:

@@ -32,14 +32,16 @@ beside.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.gemm import GemmCost, GemmShape
 from simulators.costs.transfer import TransferMode, rate, routes
-from simulators.hardware.machine import System, peak_format
+from simulators.hardware.machine import Gpu, System, peak_format
 from simulators.hardware.parts import ELEMENT_BYTES, LoadedClock, Power
+from simulators.hardware.residuals import ANY, name_in_tables, shipped_residuals, unmeasured_text
 
 Floats = NDArray[np.float64]
 
@@ -115,6 +117,40 @@ def seen_w(power: Power, mean_w: ArrayLike, rest_w: ArrayLike, *, busy_s: ArrayL
     above = (mean - np.asarray(rest_w, float)) * period / busy  # of the phase that computes, over the rest
     filtered = np.expm1(-busy / window) / np.expm1(-period / window)
     return np.where(computes, np.maximum(rest_w + above * filtered, mean), mean)
+
+
+PowerKey = Literal["kernels", "served"]
+
+
+@dataclass(frozen=True)
+class PowerInterval:
+    """Interval of 90 % of a power [W], and what it rests on; ratio: of its ends to the power, without the limit."""
+
+    low: float
+    high: float
+    ratio: tuple[float, float]
+    basis: str
+
+    @classmethod
+    def of(cls, gpu: Gpu, watts: float, key: PowerKey, *, cap_w: float) -> PowerInterval:
+        """Of a predicted power of a GPU: of kernels at rates that are known, or of engines that serve.
+
+        cap_w: the limit, above which a board does not draw.
+        """
+        group = shipped_residuals().of("power", name_in_tables(gpu), key, traits={"gpu": name_in_tables(gpu)})
+        low, high = (float(end) for end in group.interval(watts))
+        others = " of other GPUs" if group.gpu == ANY else ""
+        basis = "a guess" if group.is_guess else f"{group.rows} rows{others}{unmeasured_text(group)}"
+        return cls(min(low, cap_w), min(high, cap_w), (low / watts, high / watts), basis)
+
+    def with_time(self, ratio: tuple[float, float]) -> tuple[float, float]:
+        """Ends of the interval of an energy over its prediction, with a time that has one of its own (derived).
+
+        ratio: of the ends of the time to its prediction. Logarithms of independent errors add in squares.
+        """
+        ends = zip(self.ratio, ratio, strict=True)
+        below, above = (float(np.hypot(np.log(power), np.log(time))) for power, time in ends)
+        return float(np.exp(-below)), float(np.exp(above))
 
 
 def unlimited_clock(power: Power) -> float:

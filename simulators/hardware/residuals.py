@@ -47,7 +47,7 @@ from dse.files import read_csv
 
 Floats = NDArray[np.float64]
 ResidualKind = Literal[
-    "gemm", "elementwise", "attention", "collective", "exchange", "overlap", "host", "step", "tpot", "ttft"
+    "gemm", "elementwise", "attention", "collective", "exchange", "overlap", "host", "step", "tpot", "ttft", "power"
 ]
 KINDS: tuple[ResidualKind, ...] = get_args(ResidualKind)
 ANY = "any"

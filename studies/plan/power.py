@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from dse.backend import Batch
 from dse.results.words import cell
 from dse.space import get_path
+from simulators.costs.power import PowerInterval
 from simulators.steps.powered import PoweredStepBackend
 from studies.plan.step_plan import TIME, StepPlan
 
@@ -28,9 +31,21 @@ def power_line(plan: StepPlan) -> str:
     assert power is not None
     at_limit = watts > (1 - _FEW) * power.cap_w
     drawn = f"{watts:,.0f} W a GPU, {'its limit' if at_limit else f'of {power.cap_w:,.0f} W'}"
-    joule = f"{cell(joules, 'J')} a step and GPU, {cell(1 / per_joule, 'J')} a token"
+    interval = PowerInterval.of(design.system.gpu, watts, "kernels", cap_w=float(np.max(power.cap_w)))
+    energy = interval.with_time(_times_over(plan))
+    ends = " to ".join(cell(end / per_joule, "J") for end in energy)
+    drawn += f" ({interval.low:,.0f} to {interval.high:,.0f} W)"
+    joule = (
+        f"{cell(joules, 'J')} a step and GPU, {cell(1 / per_joule, 'J')} a token ({ends}; 90 %, by {interval.basis})"
+    )
     line = f"power: {drawn}, at {clock:.2f} of its clock; {joule}"
     if seconds > (1 + _FEW) * float(plan.best[TIME]):
         line += f"; the limit lets a step take {cell(seconds, 's')} (simulator=powered_step)"
     source = design.system.gpu.source(f"power.flop_j.{design.run.precision}")
     return line if source is None else f"{line} (energy of operations: {source.provenance})"
+
+
+def _times_over(plan: StepPlan) -> tuple[float, float]:
+    """Ends of the interval of the step's time over the time; 1 where no errors were drawn."""
+    ends = plan.decision.get("seconds")
+    return (1.0, 1.0) if ends is None else (ends[0] / float(plan.best[TIME]), ends[1] / float(plan.best[TIME]))

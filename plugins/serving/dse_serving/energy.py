@@ -27,7 +27,7 @@ from dse.space import get_path
 from dse_serving.design import Serving, deployment_of, prompt_engines, step_of
 from dse_serving.step_times import step_run
 from simulators.costs.governor import power_rules
-from simulators.costs.power import unlimited_clock
+from simulators.costs.power import PowerInterval, unlimited_clock
 from simulators.hardware.parts import Power
 from simulators.steps.design import StepDesign, product_format
 from simulators.steps.powered import DRAWS, drawn_w
@@ -111,8 +111,16 @@ def _rates(
     return rates, min(busy, 1.0)
 
 
-def power_line(config: Mapping[str, Any], design: Serving, point: Mapping[Any, Any]) -> Iterator[str]:
-    """Yield a line on the power of a point of a study; nothing where the GPU has no power model for its steps."""
+def power_line(
+    config: Mapping[str, Any],
+    design: Serving,
+    point: Mapping[Any, Any],
+    rates: tuple[float, float] | None = None,
+) -> Iterator[str]:
+    """Yield a line on the power of a point of a study; nothing where the GPU has no power model for its steps.
+
+    rates: ends of the interval of the tokens/s of a GPU; None where no errors were drawn.
+    """
     tree = get_path(config, "system.gpu.power")
     if not tree:
         return
@@ -124,5 +132,11 @@ def power_line(config: Mapping[str, Any], design: Serving, point: Mapping[Any, A
     served = served_power(design, power, traffic)
     if served is None:
         return
-    text = f"{served.gpu_w:,.0f} W a GPU of {power.cap_w:,.0f} W, {cell(served.token_j, 'J')} a generated token"
-    yield f"power: {text} with its share of the prompt, {1e6 / served.token_j:,.0f} tokens/s a MW of GPUs"
+    interval = PowerInterval.of(design.system.gpu, served.gpu_w, "served", cap_w=float(np.max(power.cap_w)))
+    rate = float(point["tokens_per_s_per_gpu"])
+    ends = interval.with_time((1.0, 1.0) if rates is None else (rate / rates[1], rate / rates[0]))
+    watts = f"{served.gpu_w:,.0f} W a GPU of {power.cap_w:,.0f} W ({interval.low:,.0f} to {interval.high:,.0f})"
+    joules = f"{cell(served.token_j, 'J')} ({' to '.join(cell(end * served.token_j, 'J') for end in ends)})"
+    rests = f"90 %, by {interval.basis}"
+    text = f"power: {watts}, {joules} a generated token with its share of the prompt"
+    yield f"{text}, {1e6 / served.token_j:,.0f} tokens/s a MW of GPUs ({rests})"

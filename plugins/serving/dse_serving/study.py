@@ -113,7 +113,7 @@ class ServingStudy(Plain):
         yield from apart_or_together(inside)
         yield from transfer_lines(config, inside)
         yield from settings_line(config, best)
-        yield from power_line(config, design_of(config, best), best)
+        yield from power_line(config, design_of(config, best), best, _drawn_rates(outputs.read_json("summary"), best))
         yield from with_errors(config, outputs.read_json("summary"), best)
         yield from overlap_lines(config, best)
 
@@ -366,6 +366,13 @@ def with_errors(config: Mapping[str, Any], summary: Mapping[str, Any], best: Map
         answer = f"{split} is the best" if split else "none of these is within the limits"
         same = "no other split" if split == best["split"] else answer
         yield f"with {MORE:g} times as many {words}: {same}"
+
+
+def _drawn_rates(summary: Mapping[str, Any], best: Mapping[Any, Any]) -> tuple[float, float] | None:
+    """Ends of the interval of the best point's rate; None of open traffic, whose rate is what comes."""
+    entry = (summary.get("decisions") or {}).get(str(best["key"])) or {}
+    ends = entry.get("ranges", {}).get(RATE) if is_closed(best) else None
+    return None if ends is None else (float(ends[0]), float(ends[1]))
 
 
 def _end(seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -78,9 +79,19 @@ def test_engines_of_prompts_draw_no_more_than_idling_between_them() -> None:
 
 
 def test_a_line_tells_power_where_the_gpu_has_a_model_of_it() -> None:
-    point = {"tokens_per_s": 500.0, "in_system": 16.0, "prefix_hits": 0.0}
+    point = {"tokens_per_s": 500.0, "tokens_per_s_per_gpu": 500.0, "in_system": 16.0, "prefix_hits": 0.0}
     tree = config("parallel.tp=1", "engines.replicas=1")
     (line,) = power_line(tree, ServingBackend().design(tree), point)
-    assert line.startswith("power: ") and "J a generated token" in line
+    number = r"[\d.,]+"
+    watts = rf"power: ({number}) W a GPU of 700 W \(({number}) to ({number})\), "
+    joules = rf"({number}) m?J \(({number}) m?J to ({number}) m?J\) a generated token with its share of the prompt"
+    match = re.match(watts + joules, line)
+    assert match is not None, line
+    drawn, low, high, joule, least, most = (float(text.replace(",", "")) for text in match.groups())
+    assert low < drawn < high <= 700
+    assert least < joule < most
+    (wider,) = power_line(tree, ServingBackend().design(tree), point, (250.0, 600.0))
+    assert wider.partition("), ")[0] == line.partition("), ")[0]
+    assert wider != line
     unknown = {**tree, "system": {**tree["system"], "gpu": {**tree["system"]["gpu"], "power": None}}}
     assert list(power_line(unknown, ServingBackend().design(unknown), point)) == []
