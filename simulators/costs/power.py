@@ -3,7 +3,7 @@
 At a clock c, relative to the one that the GPU's rates are of, with kernels for the share u of the time, F operations/s,
 n CUs that move data, and b bytes/s over HBM and links, of which kernels stream b_s through the CUs:
 
-    P = P_idle + v(c)^2 (u P_tree c + e_flop F + e_s b_s + P_cu n c) + e_hbm b_hbm + e_link b_link
+    P = P_idle + v(c)^2 (P_leak + u P_tree c + e_flop F + e_s b_s + P_cu n c) + e_hbm b_hbm + e_link b_link
     v(c) = 1 + (V - 1) max(0, c - c_knee) / (1 - c_knee)
 
 The energy of an operation goes with the square of the voltage v, which is flat up to a knee and rises with the clock
@@ -84,17 +84,32 @@ def board_w(power: Power, clock: ArrayLike, activity: Activity, precision: str) 
 
     Raises ValueError for operations of a format of which `gpu.power.flop_j` has no energy.
     """
+    return np.asarray(sum(board_parts(power, clock, activity, precision).values(), np.zeros(())))
+
+
+def board_parts(power: Power, clock: ArrayLike, activity: Activity, precision: str) -> dict[str, Floats]:
+    """The same by part: idle, leakage, tree, cus, operations, streams, hbm, links.
+
+    Raises ValueError for operations of a format of which `gpu.power.flop_j` has no energy.
+    """
     relative, flop = np.asarray(clock, float), np.asarray(activity.flop_per_s, float)
     energy = next((joules for name, joules in power.flop_j.items() if name == peak_format(precision)), None)
     if energy is None and flop.any():
         raise ValueError(f"gpu.power.flop_j has no energy of an operation at {precision}")
-    tree_w = np.asarray(activity.busy, float) * power.tree_w
-    at_low_voltage = relative * (tree_w + power.cu_w * np.asarray(activity.copy_cus, float))
-    at_low_voltage = at_low_voltage + (0.0 if energy is None else energy) * flop
-    at_low_voltage = at_low_voltage + power.stream_j_per_byte * np.asarray(activity.stream_bytes_per_s, float)
-    moved_w = power.hbm_j_per_byte * np.asarray(activity.hbm_bytes_per_s, float)
-    moved_w = moved_w + power.link_j_per_byte * np.asarray(activity.link_bytes_per_s, float)
-    return np.asarray(power.idle_w + voltage(power, relative) ** 2 * at_low_voltage + moved_w)
+    at_low_voltage = {
+        "leakage": 0.0 if power.leak_w is None else power.leak_w,
+        "tree": relative * np.asarray(activity.busy, float) * power.tree_w,
+        "cus": relative * power.cu_w * np.asarray(activity.copy_cus, float),
+        "operations": (0.0 if energy is None else energy) * flop,
+        "streams": power.stream_j_per_byte * np.asarray(activity.stream_bytes_per_s, float),
+    }
+    squared = voltage(power, relative) ** 2
+    return {
+        "idle": np.asarray(power.idle_w, float),
+        **{name: np.asarray(squared * watts) for name, watts in at_low_voltage.items()},
+        "hbm": np.asarray(power.hbm_j_per_byte * np.asarray(activity.hbm_bytes_per_s, float)),
+        "links": np.asarray(power.link_j_per_byte * np.asarray(activity.link_bytes_per_s, float)),
+    }
 
 
 def gemm_activity(shape: GemmShape, cost: GemmCost, precision: str) -> Activity:

@@ -163,7 +163,7 @@ class Power(Grown):
     which holds up to the share `knee` of clock_hz; voltage: that at clock_hz over the lowest. window_s: time constant
     of the power that the governor sees (null: long). dip: share by which its clock swings below the one that it holds
     on average at the limit (null: not known). boost_hz: highest clock, at which a board runs that its limit does not
-    hold (null: clock_hz).
+    hold (null: clock_hz). leak_w: of leakage at the lowest voltage, where idle_w is without it (null: idle_w has it).
     """
 
     clock_hz: Hertz
@@ -181,6 +181,7 @@ class Power(Grown):
     window_s: Seconds | None = None
     dip: Annotated[Fraction, Field(lt=1)] | None = None
     boost_hz: Hertz | None = None
+    leak_w: Watts | None = None
 
 
 class Cache(Grown):

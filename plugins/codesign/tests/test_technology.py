@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,11 @@ from dse_codesign.technology import (
     sustained_clock,
     technology_of,
 )
+from dse_codesign.technology.area import package_area
 from dse_codesign.technology.cost import die_yield, dies_per_wafer
+from dse_codesign.technology.power import board_power, relative_voltage
 from dse_codesign.technology.settings import Coefficient, technology_tree
+from simulators.costs.power import Activity, board_w, voltage
 from simulators.hardware.machine import System, tree_of, tree_of_gpu
 
 TECHNOLOGY = load_technology("silicon_2026")
@@ -211,6 +215,26 @@ def test_power_grows_with_the_clock_faster_than_the_clock() -> None:
     machine, clock = GPUS["mi300x"], np.linspace(0.7, 1.3, 20)
     power = module_power(machine, NOMINAL, design_activity(machine), clock=clock).parts["matrix"]
     assert np.all(np.diff(power / clock) > 0)
+
+
+@given(machine=MACHINES, clock=st.floats(0.3, 1.0), matrix=st.floats(0, 1), vector=st.floats(0, 1))
+def test_a_module_draws_what_the_law_of_boards_says_with_the_constants_of_its_technology(
+    machine: MachineKnobs, clock: float, matrix: float, vector: float
+) -> None:
+    """Of modules without caches in base dies, whose links between dies and units in memory rest."""
+    machine = replace(machine, llc_bytes=np.asarray(0.0))
+    activity = MachineActivity(matrix=matrix, vector=vector, hbm=0.5, link=0.25, matrix_format="bf16")
+    board = board_power(machine, NOMINAL, activity, area=package_area(machine, NOMINAL))
+    sizes = (machine.matrix_fma_per_cu, machine.num_cus, machine.clock_hz)
+    units, cus, hertz = (np.asarray(size, float) for size in sizes)
+    flop, hbm = 2 * units * cus * hertz * matrix * clock, 0.5 * np.asarray(machine.hbm_bytes_per_s)
+    doing = Activity(flop, hbm, 0.5 * np.asarray(machine.link_bytes_per_s), vector * cus, hbm)
+    doing = replace(doing, busy=max(matrix, vector, 0.5))
+    module = module_power(machine, NOMINAL, activity, clock=clock)
+    assert float(board_w(board, clock, doing, "bf16")) == pytest.approx(float(module.total_w), rel=1e-9)
+    # voltage by the rules of the technology
+    rise = relative_voltage(hertz * clock, NOMINAL) / relative_voltage(0.0, NOMINAL)
+    assert float(voltage(board, clock)) == pytest.approx(float(rise))
 
 
 def test_a_cap_lowers_the_clock_of_what_multiplies_more_than_of_what_copies() -> None:

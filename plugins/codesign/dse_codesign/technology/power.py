@@ -1,13 +1,15 @@
 """Power of a module by part at an activity [W], and the clock that a cap allows.
 
-With voltage v(f) over that at the reference clock, linear above a floor, and s the energy of the process over 45 nm,
+Rules of a technology give the constants of a board's power, and the law of all boards the watts
+(`simulators.costs.power`): with voltage v(f) over that at the reference clock, linear above a floor, and s the energy
+of the process over 45 nm,
 
     P eta = A l v^2 + M (i + (1 - i) (f/f0) (v/v0)^2) + s v^2 (matrix + vector + caches) + HBM + links + units in memory
 
 where eta is the efficiency of regulators, A l the leakage, M the power of a busy module beside its arithmetic, i the
 share of it that stays when idle, f0 and v0 those at the nominal clock. Arithmetic costs Horowitz's and Dally's energies
 times an overhead of operands, clock and wires. HBM and links keep their clocks. Leakage by the square of the voltage is
-an approximation.
+an approximation. Last-level caches in base dies, links between dies and units in memory are no part of that law.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from numpy.typing import ArrayLike, NDArray
 from dse_codesign.technology.area import PackageArea, package_area
 from dse_codesign.technology.knobs import MachineActivity, MachineKnobs, design_activity
 from dse_codesign.technology.settings import Array, Coefficients
+from simulators.costs.power import Activity, board_parts
+from simulators.hardware.parts import Power
 
 _PJ = 1e-12
 _STEPS = 48  # halvings of an interval of clocks: to a relative 4e-15
@@ -58,24 +62,86 @@ def module_power(
     clock: of the CUs over the nominal one; rates of arithmetic follow it. area: of the packages, if it is known.
     """
     area = package_area(machine, technology) if area is None else area
-    nominal = np.asarray(machine.clock_hz, float)
-    voltage = relative_voltage(nominal * clock, technology)
-    # fans, controllers and regulators draw power without any work
-    still, switched = technology["power.idle_module_share"], np.asarray(clock)
-    # dynamic power: f V^2
-    relative = switched * (voltage / relative_voltage(nominal, technology)) ** 2
-    leakage = _leakage_w(machine, technology, area) * voltage**2
-    scale = technology.of_process("energy_scale", machine.process) * voltage**2 * _PJ
-    parts: dict[str, Any] = {
-        "idle": leakage + technology["power.module_w"] * still,
-        "module": technology["power.module_w"] * (1 - still) * relative * _is_busy(activity),
-        "matrix": scale * _matrix_pj_per_s(machine, technology, activity) * switched,
-        "vector": scale * _vector_pj_per_s(machine, technology, activity) * switched,
-        "caches": _cache_w(machine, technology, activity, scale),
-        **_transfer_w(machine, technology, activity),
-    }
+    board = board_power(machine, technology, activity, area=area)
+    return _at_clock(machine, technology, activity, board=board, clock=clock)
+
+
+def _at_clock(
+    machine: MachineKnobs, technology: Coefficients, activity: MachineActivity, *, board: Power, clock: ArrayLike
+) -> ModulePower:
+    """Power of modules at a clock over the nominal one, by the law for boards and what modules have beside it."""
+    law = board_parts(board, clock, _board_activity(machine, technology, activity, clock), activity.matrix_format)
+    moved = _moved_by_l2(machine, activity)
+    llc = np.where(np.asarray(machine.llc_bytes) > 0, moved * technology["power.llc_pj_per_byte"], 0.0)
+    llc = technology.of_process("energy_scale", machine.base_process) * _PJ * llc
     efficiency = technology["power.regulator_efficiency"]
-    return ModulePower({name: np.asarray(part / efficiency) for name, part in parts.items()})
+    beside = _beside_the_law(machine, technology, activity)
+    parts = {
+        "idle": law["idle"] + law["leakage"],
+        "module": law["tree"],
+        "matrix": law["operations"],
+        "vector": law["cus"],
+        "caches": law["streams"] + llc / efficiency,
+        "hbm": law["hbm"],
+        "links": law["links"],
+        **{name: part / efficiency for name, part in beside.items()},
+    }
+    return ModulePower({name: np.asarray(part) for name, part in parts.items()})
+
+
+def board_power(
+    machine: MachineKnobs, technology: Coefficients, activity: MachineActivity, *, area: PackageArea
+) -> Power:
+    """Constants of the power of boards of machines by the rules of a technology; arrays [B], or [S, B].
+
+    Energies of operations are of the format of the activity. CUs that issue vector instructions draw `cu_w` each.
+    """
+    efficiency, nominal = technology["power.regulator_efficiency"], np.asarray(machine.clock_hz, float)
+    floor, slope = technology["power.voltage_floor"], technology["power.voltage_slope"]
+    at_nominal = relative_voltage(nominal, technology)
+    # the clock above which the voltage rises; all of them have the least voltage where it is above the nominal clock
+    knee = np.minimum(technology["power.reference_clock_hz"] * (1 - (1 - floor) / slope) / nominal, 1.0)
+    still = technology["power.idle_module_share"]
+    # energy at the least voltage
+    scale = technology.of_process("energy_scale", machine.process) * floor**2 * _PJ / efficiency
+    busy_w = technology["power.module_w"] * (1 - still) * (floor / at_nominal) ** 2
+    constants: dict[str, Any] = {
+        "clock_hz": nominal,
+        "board_w": np.inf,
+        "cap_w": np.inf,
+        "idle_w": technology["power.module_w"] * still / efficiency,
+        "leak_w": _leakage_w(machine, technology, area) * floor**2 / efficiency,
+        "tree_w": busy_w / efficiency,
+        "cu_w": scale * _vector_pj(machine, technology) * nominal,
+        "flop_j": {activity.matrix_format: scale * _matrix_pj(technology, activity.matrix_format)},
+        "stream_j_per_byte": scale * technology["power.l2_pj_per_byte"],
+        "hbm_j_per_byte": 8 * technology.of_hbm("pj_per_bit", machine.hbm) * _PJ / efficiency,
+        "link_j_per_byte": 8 * technology["power.link_pj_per_bit"] * _PJ / efficiency,
+        "knee": np.maximum(knee, 0.0),
+        "voltage": at_nominal / floor,
+    }
+    return Power.model_construct(**constants)
+
+
+def _board_activity(
+    machine: MachineKnobs, technology: Coefficients, activity: MachineActivity, clock: ArrayLike
+) -> Activity:
+    """What modules do each second; rates of arithmetic follow the clock, those of caches, HBM and links do not."""
+    # two operations of a multiply-add
+    peak = 2 * np.asarray(machine.matrix_fma_per_cu) * np.asarray(machine.num_cus) * np.asarray(machine.clock_hz)
+    flop = peak * np.asarray(activity.matrix) * np.asarray(activity.format_rate) * np.asarray(clock)
+    # bytes of L1 as so many of L2 that take as much energy
+    of_l1 = technology["power.l1_pj_per_byte"] / technology["power.l2_pj_per_byte"]
+    streamed = _moved_by_l2(machine, activity) + np.asarray(activity.l1_bytes_per_s) * of_l1
+    return Activity(
+        flop_per_s=flop,
+        hbm_bytes_per_s=np.asarray(machine.hbm_bytes_per_s) * np.asarray(activity.hbm),
+        # both ends of a link are paid for: this GPU sends and receives
+        link_bytes_per_s=2 * np.asarray(machine.link_bytes_per_s) * np.asarray(activity.link),
+        copy_cus=np.asarray(machine.num_cus) * np.asarray(activity.vector),
+        stream_bytes_per_s=streamed,
+        busy=_is_busy(activity),
+    )
 
 
 def _is_busy(activity: MachineActivity) -> Array:
@@ -93,48 +159,30 @@ def _leakage_w(machine: MachineKnobs, technology: Coefficients, area: PackageAre
     return compute + active * technology.of_process("leakage_w_per_mm2", machine.base_process)
 
 
-def _matrix_pj_per_s(machine: MachineKnobs, technology: Coefficients, activity: MachineActivity) -> Any:
-    # two operations of a multiply-add
-    flop = 2 * np.asarray(machine.matrix_fma_per_cu) * np.asarray(machine.num_cus) * np.asarray(machine.clock_hz)
+def _matrix_pj(technology: Coefficients, matrix_format: str) -> Any:
+    """Energy of an operation of matrix units in 45 nm [pJ]."""
     energy = technology["power.matrix_fp16_pj_per_flop"] * technology["power.movement_overhead"]
-    format_energy = technology[f"power.relative_energy_of_format.{activity.matrix_format}"]
-    return flop * np.asarray(activity.matrix) * np.asarray(activity.format_rate) * energy * format_energy
+    return energy * technology[f"power.relative_energy_of_format.{matrix_format}"]
 
 
-def _vector_pj_per_s(machine: MachineKnobs, technology: Coefficients, activity: MachineActivity) -> Any:
+def _vector_pj(machine: MachineKnobs, technology: Coefficients) -> Any:
+    """Energy of a cycle in which all lanes of a CU issue an instruction, in 45 nm [pJ]."""
     # fetch, decode and operands cost more than the arithmetic itself
     issued = np.asarray(machine.lanes_per_cu) * technology["power.vector_instruction_pj"]
     fma = 2 * np.asarray(machine.fp32_fma_per_cu) * technology["power.vector_fp32_pj_per_flop"]
-    energy = issued + fma * technology["power.movement_overhead"]
-    return energy * np.asarray(machine.num_cus) * np.asarray(machine.clock_hz) * np.asarray(activity.vector)
+    return issued + fma * technology["power.movement_overhead"]
 
 
-def _cache_w(machine: MachineKnobs, technology: Coefficients, activity: MachineActivity, scale: Any) -> Any:
-    """Power of the caches [W]: L1 as asked for; L2, and the last-level cache in base dies, pass on what the HBM moves.
-
-    scale: of the energy of compute dies over 45 nm [J/pJ]. Base dies run at the reference voltage.
-    """
-    # what L2 serves is what reaches the HBM over the share that misses
-    moved = np.asarray(machine.hbm_bytes_per_s) * activity.hbm / (1 - np.asarray(activity.cache_hits))
-    near = np.asarray(activity.l1_bytes_per_s) * technology["power.l1_pj_per_byte"]
-    near = near + moved * technology["power.l2_pj_per_byte"]
-    llc = np.where(np.asarray(machine.llc_bytes) > 0, moved * technology["power.llc_pj_per_byte"], 0.0)
-    return scale * near + technology.of_process("energy_scale", machine.base_process) * _PJ * llc
+def _moved_by_l2(machine: MachineKnobs, activity: MachineActivity) -> Any:
+    """Bytes/s that L2, and a last-level cache in base dies, pass on: those of the HBM over the share that misses."""
+    return np.asarray(machine.hbm_bytes_per_s) * np.asarray(activity.hbm) / (1 - np.asarray(activity.cache_hits))
 
 
-def _transfer_w(machine: MachineKnobs, technology: Coefficients, activity: MachineActivity) -> dict[str, Any]:
-    """Power of HBM, links (both directions) and units in memory [W]."""
-    hbm = np.asarray(machine.hbm_bytes_per_s) * activity.hbm * 8 * technology.of_hbm("pj_per_bit", machine.hbm)
-    # both ends of a link are paid for: this GPU sends and receives
-    links = 2 * machine.link_bytes_per_s * activity.link * 8 * technology["power.link_pj_per_bit"]
-    between = np.asarray(machine.die_to_die_bytes_per_s) * activity.die_to_die * 8
-    pim = np.asarray(machine.pim_units) * activity.pim * technology["power.pim_unit_mw"]
-    return {
-        "hbm": hbm * _PJ,
-        "links": links * _PJ,
-        "die_to_die": between * technology["power.die_to_die_pj_per_bit"] * _PJ,
-        "pim": pim * 1e-3,
-    }
+def _beside_the_law(machine: MachineKnobs, technology: Coefficients, activity: MachineActivity) -> dict[str, Any]:
+    """Power of links between dies and of units in memory [W]."""
+    between = np.asarray(machine.die_to_die_bytes_per_s) * np.asarray(activity.die_to_die) * 8
+    pim = np.asarray(machine.pim_units) * np.asarray(activity.pim) * technology["power.pim_unit_mw"]
+    return {"die_to_die": between * technology["power.die_to_die_pj_per_bit"] * _PJ, "pim": pim * 1e-3}
 
 
 def design_power_w(machine: MachineKnobs, technology: Coefficients) -> Array:
@@ -149,10 +197,11 @@ def sustained_clock(
 
     Rates of arithmetic are to be multiplied by it. 0 where even a stopped clock draws more.
     """
-    area, cap = package_area(machine, technology), np.asarray(cap_w, float)
+    board = board_power(machine, technology, activity, area=package_area(machine, technology))
+    cap = np.asarray(cap_w, float)
 
     def is_below(clock: Array) -> NDArray[np.bool_]:
-        return np.asarray(module_power(machine, technology, activity, clock=clock, area=area).total_w <= cap)
+        return np.asarray(_at_clock(machine, technology, activity, board=board, clock=clock).total_w <= cap)
 
     # machines, and drawn technologies if there are some
     shape = np.shape(is_below(np.ones(())))
