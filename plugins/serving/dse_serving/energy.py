@@ -56,8 +56,11 @@ class ServedPower:
     token_j: float
 
 
-def served_power(design: Serving, power: Power, traffic: ServedTraffic) -> ServedPower | None:
-    """Power of the GPUs of a deployment; None where the power model lacks a format of its steps, or experts have GPUs
+def served_power(
+    design: Serving, power: Power, traffic: ServedTraffic, *, prompts: Serving | None = None
+) -> ServedPower | None:
+    """Power of the GPUs of a deployment; prompts: engines of prompts alone, where their layout is not that of the
+    others. None where the power model lacks a format of its steps, or experts have GPUs
     of their own, whose steps this does not count.
     """
     step = step_of(design)
@@ -68,12 +71,13 @@ def served_power(design: Serving, power: Power, traffic: ServedTraffic) -> Serve
         pools = deployment_of(design).pools
     except ConfigError:
         return None
-    prompts, total = prompt_engines(design), 0.0
+    prompts, total = prompts or prompt_engines(design), 0.0
     for pool in pools:
         both = prompts is None
         computes, generates = both or pool is pools[0], both or pool is not pools[0]
         of_pool = step if generates else step_of(prompts or design)
-        rates, busy = _rates(of_pool, traffic, pool.engines * pool.ranks, computes=computes, generates=generates)
+        ranks = pool.ranks if generates else int(np.max(of_pool.parallel.dp))
+        rates, busy = _rates(of_pool, traffic, pool.engines * ranks, computes=computes, generates=generates)
         clock = unlimited_clock(power) * _asked(of_pool)
         watts = np.minimum(drawn_w(power, of_pool, rates, clock, busy=busy), power.cap_w)
         total += float(np.max(watts)) * pool.engines * pool.gpus

@@ -28,7 +28,7 @@ from simulators.hardware.parts import Power
 TABLE = conf_dir() / "data" / "power" / "b200_served.csv"
 COLUMNS = (
     *("model", "gpu", "precision", "engine", "isl", "osl", "concurrency", "disaggregated", "gpus", "decode_tp"),
-    *("decode_dp_attention", "output_tokens_per_s_per_gpu", "w_per_gpu"),
+    *("prefill_tp", "prefill_dp_attention", "decode_dp_attention", "output_tokens_per_s_per_gpu", "w_per_gpu"),
     *("j_per_request", "j_per_input_token", "j_per_output_token"),
 )
 
@@ -75,24 +75,33 @@ class ServedRow:
     @property
     def tree(self) -> dict[str, Any]:
         """Tree of the deployment: its engines as the runs of other public benchmarks are read."""
-        gpus, shares = round(self.number("decode_tp")), self.cells["decode_dp_attention"] == "1"
-        software = self.cells["engine"].removeprefix("dynamo-")
-        cells = {
-            **{"mode": "agg", "backend": software, "system": f"{self.cells['gpu'].lower()}_sxm"},
-            **{"model_path": self.cells["model"], "precision": self.cells["precision"]},
-            **{"isl": self.cells["isl"], "osl": self.cells["osl"], "id": self.name},
-            **{"tp_size": str(gpus), "moe_ep_size": str(gpus) if shares else "1"},
-            "attention_dp_size": str(gpus) if shares else "1",
-            "silicon_data_source": f"source_file=2026; silicon_concurrency={self.cells['concurrency']}",
-        }
-        tree = design_tree(Row(cells, 0.0, 0.0))
+        tree = self._tree("decode")
         if self.apart:
-            every = round(self.number("gpus"))
-            tree["system"] = tree_of(system_name(cells["system"], every))
+            every, gpus = round(self.number("gpus")), round(self.number("decode_tp"))
+            tree["system"] = tree_of(system_name(f"{self.cells['gpu'].lower()}_sxm", every))
             # so many engines of prompts, each as large as those that generate
             apart = {"apart": True, "prefill_replicas": every // gpus - 1, "replicas": 1, "gpus": every}
             tree["engines"] |= apart
         return tree
+
+    def _tree(self, role: str) -> dict[str, Any]:
+        """Tree of engines of one role, as if they did both."""
+        gpus, shares = round(self.number(f"{role}_tp")), self.cells[f"{role}_dp_attention"] == "1"
+        cells = {
+            **{"mode": "agg", "backend": self.cells["engine"].removeprefix("dynamo-")},
+            **{"system": f"{self.cells['gpu'].lower()}_sxm", "id": self.name},
+            **{"model_path": self.cells["model"], "precision": self.cells["precision"]},
+            **{"isl": self.cells["isl"], "osl": self.cells["osl"], "tp_size": str(gpus)},
+            "moe_ep_size": str(gpus) if shares else "1",
+            "attention_dp_size": str(gpus) if shares else "1",
+            "silicon_data_source": f"source_file=2026; silicon_concurrency={self.cells['concurrency']}",
+        }
+        return design_tree(Row(cells, 0.0, 0.0))
+
+    @cached_property
+    def prompts(self) -> Serving | None:
+        """Engines of prompts alone; None where engines do both."""
+        return ServingBackend().design(self._tree("prefill")) if self.apart else None
 
     @cached_property
     def design(self) -> Serving:
@@ -110,7 +119,7 @@ class ServedRow:
 
     def drawn(self, power: Power, traffic: ServedTraffic | None = None) -> ServedPower:
         """Watts and joules by the model. traffic: None for what was served. Raises ConfigError."""
-        served = served_power(self.design, power, traffic or self.traffic)
+        served = served_power(self.design, power, traffic or self.traffic, prompts=self.prompts)
         if served is None:
             rule = "has no energy of the operations of this deployment"
             raise ConfigError([Problem("system.gpu.power", rule, self.name)])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dse.errors import ConfigError
+from dse_serving.energy import served_power
 from dse_serving.served_power import TABLE, fit_tree, read_served, unfitted
 
 MEASURED = Path(__file__).parents[4] / "shared" / "data" / "power" / "inferencex_dsv4_b200.csv"
@@ -30,6 +31,18 @@ def test_watts_of_rows_that_were_not_fitted_are_within_a_tenth_in_the_median() -
     assert np.median(errors) < 0.10
     together = [error for row, error in zip(rows, errors, strict=True) if not row.apart]
     assert max(together) < 0.12
+
+
+def test_engines_of_prompts_have_a_layout_of_their_own() -> None:
+    if not MEASURED.is_file():
+        pytest.skip(f"{MEASURED} is missing")
+    row = next(row for row in read_served(MEASURED) if row.apart)
+    assert row.prompts is not None
+    assert (int(row.prompts.parallel.dp), int(row.design.parallel.dp)) == (8, 1)
+    # data-parallel attention reads and sums the streams of residuals once, tensor parallelism on each GPU
+    split = served_power(row.design, row.power, row.traffic)
+    assert split is not None
+    assert row.drawn(row.power).gpu_w < split.gpu_w
 
 
 def test_a_table_without_a_number_is_refused_by_its_row(tmp_path: Path) -> None:
