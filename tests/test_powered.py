@@ -342,6 +342,7 @@ def test_an_interval_of_power_is_no_higher_than_the_limit_and_says_what_it_rests
     assert measured.basis.endswith("rows")
     assert unmeasured.basis.endswith("rows of other GPUs")
     assert served.low < 600 < served.high
+    assert served.basis == "9 rows and those of other GPUs"
     assert PowerInterval.of(gpus["a100_8"], 395.0, "kernels", cap_w=power_of("a100_8").cap_w).high == 400.0
 
 

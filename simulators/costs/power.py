@@ -154,7 +154,9 @@ class PowerInterval:
         """
         group = shipped_residuals().of("power", name_in_tables(gpu), key, traits={"gpu": name_in_tables(gpu)})
         low, high = (float(end) for end in group.interval(watts))
-        others = " of other GPUs" if group.gpu == ANY else ""
+        # few rows borrow the interval of all
+        borrowed = " and those of other GPUs" if group.basis.startswith("borrows") else ""
+        others = " of other GPUs" if group.gpu == ANY else borrowed
         basis = "a guess" if group.is_guess else f"{group.rows} rows{others}{unmeasured_text(group)}"
         return cls(min(low, cap_w), min(high, cap_w), (low / watts, high / watts), basis)
 
