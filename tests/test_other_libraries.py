@@ -9,10 +9,11 @@ import pytest
 
 from simulators.costs.collective import collective_seconds
 from simulators.costs.collective_software import Call, all_software
+from simulators.costs.other_software import ratio_error, ratio_gpus
 from simulators.hardware.machine import tree_of
 from simulators.steps.backend import StepBackend, metrics_of
 from simulators.steps.design import StepDesign
-from simulators.steps.judge.other_libraries import Saving, ratio_error, ratio_gpus, savings
+from simulators.steps.judge.other_libraries import Saving, savings
 from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.plan.libraries import saves_text
 

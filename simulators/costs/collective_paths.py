@@ -246,16 +246,24 @@ PATHS: Mapping[PathName, Callable[[Call, Path, System, Question], Floats]] = {
 }
 
 
+def held_ctas(call: Call, machine: System, num_gpus: int, pattern: Pattern) -> int | None:
+    """CTAs of a GPU that a call holds among so many GPUs: 0 by copy engines, None where they are not known."""
+    if call.software.engines:
+        return 0
+    _, path = path_of(call, machine, pattern, num_gpus)
+    if path.ctas is None and call.num_ctas is None and machine.gpu.cu_copy is None:
+        return None
+    return ctas_of(call, path, machine, Question.of(pattern, 0, num_gpus))
+
+
 def describe_held(call: Call, machine: System, num_gpus: int, pattern: Pattern) -> str:
     """Say what a call holds of a GPU while it runs: CTAs, copy engines and buffers."""
-    software, question = call.software, Question.of(pattern, 0, num_gpus)
-    name, path = path_of(call, machine, pattern, num_gpus)
+    software, count = call.software, held_ctas(call, machine, num_gpus, pattern)
+    name, _ = path_of(call, machine, pattern, num_gpus)
     if software.engines:
         engines = int(np.max(_engines_of(machine, num_gpus)))
         return f"no CTA, {engines} copy engine{'s' if engines > 1 else ''}; {software.buffers}"
-    has_ctas = path.ctas is not None or call.num_ctas is not None or machine.gpu.cu_copy is not None
-    count = ctas_of(call, path, machine, question) if has_ctas else 0
-    ctas = f"{count} CTA{'s' if count > 1 else ''}" if has_ctas else "CTAs (not known)"
+    ctas = "CTAs (not known)" if count is None else f"{count} CTA{'s' if count > 1 else ''}"
     links_pattern: Any = pattern
     unsure = "; not measured on this node" if name == "library" and not is_measured(machine, links_pattern) else ""
     return f"{ctas}; {software.buffers}{unsure}"

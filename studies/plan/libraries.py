@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dse.results.words import cell
 from dse.values.units import with_prefix
-from simulators.steps.judge.other_libraries import Saving, ratio_gpus, savings
+from simulators.costs.other_software import ratio_gpus
+from simulators.steps.judge.other_libraries import Saving, savings
 from studies.plan.step_plan import TIME, StepPlan
 
 _FEW = 0.01  # share of a step below which nothing is said

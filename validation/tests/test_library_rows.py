@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import libraries
 from simulators.costs.collective_software import all_software, software_of
-from simulators.steps.judge.other_libraries import ratio_error
+from simulators.costs.other_software import ratio_error
 from validation.library_rows import XLA_GPUS, call_of, counts, read_libraries, read_xla, rows_fitted_by
 
 MOST_FITTED = 6  # rows of a source

@@ -23,12 +23,15 @@ from dse_traces.change.bound import lower_bound
 from dse_traces.change.dependencies import FIRST, LATER, ORDERS
 from dse_traces.change.plan_results import outcomes
 from dse_traces.change.settings import Setting
+from dse_traces.change.software import HARDLY, NO, PERHAPS, SURELY, software_verdicts
 from dse_traces.change.what_if import Plan, WhatIfs, best_together, computed_until, host_seconds, try_all
 from dse_traces.laws.contention import assumed_laws, learn_laws
-from dse_traces.laws.machine import machine_of
+from dse_traces.laws.machine import machine_named, machine_of
 from dse_traces.laws.task_graph import EXPECTED, contention_model
 from dse_traces.profile.kernels import GRAPH_NAME, Profile, profile_of
 from dse_traces.profile.ranks import match
+from simulators.costs.collective import collective_seconds
+from simulators.costs.other_software import ratio_error
 from tests.support import drawn
 
 US = 1e-6
@@ -91,6 +94,61 @@ def test_copy_engines_carry_gathers_but_add_nothing() -> None:
     assert what_ifs(serial()).effects.movers(0) == ["SMs", "switch"]
     assert what_ifs(serial(GATHER)).effects.movers(0) == ["SMs", "copy engines", "switch"]
     assert what_ifs(serial(), "mi300x_8").effects.movers(0) == ["SMs"]
+
+
+@pytest.mark.parametrize("system", ["h100_8", "b200_8", "a100_8"])
+def test_software_is_judged_by_the_door_of_collectives(system: str) -> None:
+    """Of a serial run whose collectives only move data, software gains what its time is less than the library's."""
+    runs = what_ifs(serial(GATHER, payload=2.0**26), system)
+    (terms,) = runs.effects.terms
+    verdicts = {verdict.software.name: verdict for verdict in software_verdicts(runs)}
+    assert "nccl_copy_engine" in verdicts
+    for name, verdict in verdicts.items():
+        ours, library = (
+            float(collective_seconds(machine_named(system), "all_gather", 2.0**26, 8, by)) for by in (name, "nccl")
+        )
+        moved_s = 3 * 800 * US * terms.moves
+        assert verdict.software.ratio == pytest.approx(ours / library)
+        gains = (1 - ours / library) * moved_s
+        assert verdict.gain.value == pytest.approx(gains[EXPECTED], abs=4e-6)
+        off = np.exp(ratio_error())
+        least, most = (1 - ours / library * off) * moved_s, (1 - ours / library / off) * moved_s
+        assert verdict.gain.low == pytest.approx(min(least.min(), most.min()), abs=4e-6)
+        assert verdict.gain.high == pytest.approx(max(least.max(), most.max()), abs=4e-6)
+
+
+def test_what_moves_by_copy_engines_takes_the_time_of_software_that_uses_them() -> None:
+    runs = what_ifs(serial(GATHER, payload=2.0**26))
+    engines, software = (Setting(mover="copy engines"), Setting(software="nccl_copy_engine"))
+    assert gain(runs, engines) == pytest.approx(gain(runs, software))
+    assert runs.effects.of(0, engines)[1] == runs.effects.of(0, software)[1] == 0
+
+
+def test_software_pays_surely_only_where_its_ratio_was_measured() -> None:
+    def verdicts(payload: float, system: str = "h100_8", name: str = SUM) -> dict[str, str]:
+        judged = software_verdicts(what_ifs(serial(name, payload=payload), system))
+        return {of.software.name: of.verdict for of in judged}
+
+    assert verdicts(2.0**18)["nccl_symmetric"] == SURELY
+    assert verdicts(2.0**26)["multimem"] == PERHAPS  # 0.78 of the library's time, by 27 % more or less
+    assert verdicts(2.0**26)["symm_mem_two_shot"] == HARDLY
+    assert verdicts(2.0**18, "mi300x_8")["aiter_custom"] == PERHAPS
+    assert verdicts(2.0**12, name=GATHER)["nccl_copy_engine"] == NO
+    rank = advise_ranks(late(0))
+    assert {of.verdict for of in software_verdicts(rank) if of.software.ratio < 0.6} == {SURELY}
+
+
+def advise_ranks(profiles: Sequence[Profile]) -> WhatIfs:
+    """What-ifs of the rank for which others wait, of which the transfer is known."""
+    ranks = match(profiles)
+    return what_ifs(ranks.profiles[ranks.slowest])
+
+
+def test_software_is_not_judged_where_the_library_did_not_run_or_the_group_leaves_a_node() -> None:
+    assert not software_verdicts(what_ifs(serial("multimem_all_reduce_kernel", payload=2.0**26)))
+    assert not software_verdicts(what_ifs(serial(GATHER, payload=2.0**26), "mi300x_8"))
+    kernels = serial(payload=2.0**26).kernels.assign(group_size=pd.array([None, 64] * 3 + [None], dtype="Int64"))
+    assert not software_verdicts(what_ifs(Profile(kernels, "made")))
 
 
 def beside() -> Profile:
@@ -236,7 +294,9 @@ def test_no_plan_in_software_is_below_the_bound(build: Callable[[], Profile]) ->
     tried = try_all(runs)
     plan, _ = best_together(runs, tried)
     software = [setting.in_software for setting in tried.settings]
+    replaced = [verdict.gain.value for verdict in software_verdicts(runs)]
     shortest = min(runs.seconds([plan])[0, EXPECTED], tried.seconds[software, EXPECTED].min())
+    shortest = min(shortest, runs.recorded_s[EXPECTED] - max(replaced, default=0.0))
     assert 0 < lower_bound(runs, tried) <= shortest * (1 + 1e-9)
 
 
@@ -357,6 +417,8 @@ def test_the_command_writes_advice_what_ifs_and_timelines(tmp_path: Path, capsys
     written = {name.name for name in out.rglob("*") if name.is_file()}
     assert {"advice.yaml", "what_ifs.parquet", "timeline.png", "timeline.json", "gains.png"} <= written
     tree = yaml.safe_load((out / "advice.yaml").read_text())
+    assert "nccl_symmetric" in printed
+    assert {of["software"] for of in tree["software"]} >= {"nccl_symmetric", "multimem"}
     assert tree["machine"] == "h100_8" and tree["together_s"]["value"] < tree["recorded_s"]
     rows = pd.read_parquet(out / "what_ifs.parquet")
     assert len(rows) <= tree["what_ifs"] and (rows["gain_expected_s"] > 0).any()

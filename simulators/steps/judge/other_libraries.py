@@ -12,24 +12,16 @@ there, which no row of a table tells.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
 import numpy as np
 
-from dse.config.options import conf_dir, load_yaml
-from simulators.costs.collective import Group, collective_cost
-from simulators.costs.collective_software import Call, Question, all_software, refusal
+from simulators.costs.collective import Group
+from simulators.costs.other_software import ratio_error, replacements
 from simulators.steps.design import StepDesign
 from simulators.steps.operators.work import Exchange, StageOperator
 from simulators.steps.run.build import iteration
 from simulators.steps.run.passes import MicroBatch
-
-_ERRORS = "collective_software.yaml"
-_AS_LIBRARY = ("nccl", "rccl", "xla_nccl")
-"""Software that is the library of the node, as it comes or as another runtime calls it."""
 
 
 @dataclass(frozen=True)
@@ -57,22 +49,6 @@ class Saving:
         return float(least), float(most)
 
 
-@cache
-def _errors() -> Mapping[str, Any]:
-    errors: Mapping[str, Any] = load_yaml(conf_dir() / "data" / _ERRORS)
-    return errors
-
-
-def ratio_error() -> float:
-    """Natural logarithm by which the time of software over its library's is off in nine of ten measured rows."""
-    return float(_errors()["ratio_p90"])
-
-
-def ratio_gpus() -> Sequence[str]:
-    """GPUs of these rows: on others the error is not known."""
-    return tuple(_errors()["ratio_gpus"])
-
-
 def savings(design: StepDesign) -> list[Saving]:
     """What the fastest other software saves of each kind of exchange of a step, where some is faster."""
     passes, kinds = iteration(design).passes, dict[tuple[str, str, float], list[StageOperator]]()
@@ -97,29 +73,13 @@ def _saving(passes: MicroBatch, part: StageOperator, calls: float, element: str)
     assert isinstance(work, Exchange)
     group = passes.platform.groups[work.over]
     payload, library_s = float(np.max(work.payload_bytes)), float(np.max(part.spent.seconds))
-    times = {
-        call.name: float(collective_cost(work.pattern, call, payload, group, element_bytes=2).seconds)
-        for call in _calls(work, group, payload, element)
-    }
-    software = min(times, key=lambda name: times[name], default=None)
-    if software is None or times[software] >= library_s:
+    fastest = next(iter(replacements(work.pattern, payload, group, element=element, library_s=library_s)), None)
+    if fastest is None or fastest.seconds >= library_s:
         return None
-    return Saving(work.over, work.pattern, payload, calls, library_s, times[software], software)
+    return Saving(work.over, work.pattern, payload, calls, library_s, fastest.seconds, fastest.name)
 
 
 def _is_judged(work: Exchange, group: Group) -> bool:
     """Tell whether an exchange is one of the library of collectives inside a node."""
     several = float(np.max(np.asarray(group.num_gpus))) > 1 and float(np.max(np.asarray(group.num_nodes))) == 1
     return several and group.machine is not None and work.library_seconds(group) is None
-
-
-def _calls(work: Exchange, group: Group, payload: float, element: str) -> Iterator[Call]:
-    """Yield calls of software that runs an exchange and sends what it is given."""
-    question = Question.of(work.pattern, payload, group.num_gpus, group.num_nodes)
-    machine: Any = group.machine
-    for software in all_software():
-        if software.name in _AS_LIBRARY:
-            continue
-        for call in map(Call, software.names):
-            if not call.is_lossy_for(element) and refusal(call, machine, question) is None:
-                yield call

@@ -18,6 +18,7 @@ from dse.errors import ConfigError
 from dse_traces.change.bound import lower_bound
 from dse_traces.change.dependencies import LATER, RECORDED, consumers, members
 from dse_traces.change.settings import MANY, Setting
+from dse_traces.change.software import SoftwareVerdict, count_runs, software_verdicts
 from dse_traces.change.what_if import (
     WORTH,
     Plan,
@@ -74,7 +75,8 @@ class OfKernels:
 class Advice:
     """Advice on a profile. plan: the best changes in software together; together_s: the run with them; bound_s: below
     which none gets it. kernels: what-ifs of all kernels at once. host_s: the run if no kernel took any time. gpus:
-    other GPUs and the run on each [s]. count: what-ifs that were run.
+    other GPUs and the run on each [s]. software: verdicts on other software of collectives. count: what-ifs that were
+    run.
     """
 
     what_ifs: WhatIfs
@@ -86,6 +88,7 @@ class Advice:
     kernels: tuple[OfKernels, ...]
     host_s: float
     gpus: tuple[tuple[str, Estimate], ...]
+    software: tuple[SoftwareVerdict, ...]
     count: int
 
     @property
@@ -141,10 +144,10 @@ def advise(profile: Profile, system: str) -> Advice:
     others = _other_gpus(what_ifs, system)
     groups = tuple(_group_advice(what_ifs, tried, group) for group in range(len(what_ifs.model.names)))
     together = _sorted(what_ifs.seconds([plan])[0])
-    kernels = _of_kernels(what_ifs)
-    total = len(tried.groups) + count + len(others) + len(kernels)
+    kernels, software = _of_kernels(what_ifs), software_verdicts(what_ifs)
+    total = len(tried.groups) + count + len(others) + len(kernels) + count_runs(software)
     bound_s, host_s = lower_bound(what_ifs, tried), host_seconds(what_ifs)
-    return Advice(what_ifs, tried, groups, plan, together, bound_s, kernels, host_s, others, total)
+    return Advice(what_ifs, tried, groups, plan, together, bound_s, kernels, host_s, others, tuple(software), total)
 
 
 def _group_advice(what_ifs: WhatIfs, tried: Tried, group: int) -> GroupAdvice:

@@ -5,7 +5,7 @@ The largest of three:
     kernels   all that is no collective on its streams; collectives take no time, slow nothing and share no links, and
               wait for nothing but what every order leaves them (`relaxed`)
     links     what all collectives take at the least, divided by how many run at once: each by the shortest setting that
-              was tried, less the latencies that merging saves
+              was tried, or by other software, less the latencies that merging saves
     waiting   what is no transfer, where it is known (`WhatIfs.kept_s`)
 """
 
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse_traces.change.dependencies import MERGED, PARTS
+from dse_traces.change.settings import Setting
 from dse_traces.change.what_if import NO_TIME, Tried, WhatIfs
 from dse_traces.laws.task_graph import EXPECTED, ContentionModel, Need, Structure
 
@@ -84,6 +85,10 @@ def _least_times(what_ifs: WhatIfs, tried: Tried) -> Floats:
         if setting.in_software:
             shortest[group] = min(shortest[group], what_ifs.effects.of(group, setting)[0][EXPECTED])
             merged[group] |= setting.order in MERGED
+    for group, terms in enumerate(what_ifs.effects.terms):
+        for of in terms.software:
+            by_software = what_ifs.effects.of(group, Setting(software=of.name))[0][EXPECTED]
+            shortest[group] = min(shortest[group], by_software)
     collectives = model.group >= 0
     groups, alone = model.group[collectives], model.alone_s[EXPECTED, collectives]
     # of as many as are merged, all but one save a latency

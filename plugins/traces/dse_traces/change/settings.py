@@ -4,7 +4,9 @@
     link       T (1 - v + v / k),    v in [T_m / T, t / T, 1]: what links of the machine explain, the fastest collective
                of the group, all of it; the rest is waiting for late ranks, or a slower link. Where t, too, is more than
                twice T_m, T_m is expected; where other ranks tell the transfer, v is its share
-    engines    as another link, at the rate of the copy engines; no SMs. Only for what adds nothing
+    engines    as another link, at the rate of the copy engines; no SMs. Only for what adds nothing. Where software runs
+               it by copy engines (`simulators.costs.other_software`), its time counts
+    software   T (1 - v + v q),    q: its time over that of the library; it holds the SMs of its own
     switch     as another link, by the costs of the machine's switch (`simulators.costs.collective`)
 
 A group that copy engines move already (copies between GPUs) holds no SM, so only its order and its link can change.
@@ -17,6 +19,7 @@ payload that is not known leaves u in [0, 1/2, 1] and T_m = 0. All ranks are tak
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -32,6 +35,8 @@ from dse_traces.profile.kernels import Marks
 from dse_traces.profile.payloads import pattern_of
 from simulators.costs.algorithms import Pattern
 from simulators.costs.collective import collective_cost, machine_ring
+from simulators.costs.collective_software import Call
+from simulators.costs.other_software import Replacement, replacements
 from simulators.hardware.network import Node
 
 Floats = NDArray[np.float64]
@@ -43,6 +48,8 @@ _SWITCH_SMS = 8.0  # SMs that feed a switch whose rate of one CTA is not known (
 _ADDS = ("all_reduce", "reduce_scatter")
 _USUAL_BYTES = 64e6  # of a collective whose payload is not known, for ratios
 # a factor of 0 would make an empty task
+_OF_LIBRARY = r"(?i)nccl|rccl"  # in names of its kernels
+_OF_OTHERS = r"(?i)symk|multimem|nvls|symm_mem"  # in names of those over symmetric memory, and in the switch
 _LEAST_FACTOR = 1e-3  # on the time of a collective
 MANY = 2.0
 """Times as long as links need, from which on a collective waits for late ranks, or a link is slower."""
@@ -51,19 +58,22 @@ MANY = 2.0
 @dataclass(frozen=True)
 class Setting:
     """How the collectives of a group run. order: of `dse_traces.change.dependencies.ORDERS`. sms: None: as recorded.
-    link: factor on its rate.
+    link: factor on its rate. software: of `conf/collective`, in place of the library, which takes `slower` times the
+    time that its costs say.
     """
 
     order: str = RECORDED
     sms: float | None = None
     mover: Mover = "SMs"
     link: float = 1.0
+    software: str = ""
+    slower: float = 1.0
 
     @property
     def changes(self) -> int:
         """How many things are not as recorded, the link aside."""
         # the link is hardware, and not a change that a user must make
-        return (self.order != RECORDED) + (self.sms is not None) + (self.mover != "SMs")
+        return (self.order != RECORDED) + (self.sms is not None) + (self.mover != "SMs") + bool(self.software)
 
     @property
     def in_software(self) -> bool:
@@ -74,6 +84,7 @@ class Setting:
         parts = [self.order] if self.order != RECORDED else []
         parts += [f"{self.sms:g} SMs"] if self.sms is not None else []
         parts += [f"by the {self.mover}"] if self.mover != "SMs" else []
+        parts += [f"by {self.software}"] if self.software else []
         parts += [f"link x {self.link:g}"] if self.link != 1 else []
         return ", ".join(parts) or RECORDED
 
@@ -92,6 +103,7 @@ class Terms:
     time that move data, and that SMs explain. machine_s: time on the links of the machine; 0: not known. engines: time
     of a byte by copy engines over that by its SMs; None where they cannot carry it. gainable_s [3]: what changes of its
     collectives can gain at most; waited_s: how long these wait for late ranks, None where other ranks were not read.
+    software: that could run them in place of the library, the fastest first.
     """
 
     pattern: Pattern | None
@@ -104,16 +116,18 @@ class Terms:
     switch: Switched | None
     gainable_s: Floats
     waited_s: float | None
+    software: tuple[Replacement, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Recorded:
     """Collectives of a group as recorded. gpus: that take part in one. alone_s [M]: of each. seconds: of all.
-    payload_bytes, machine_s: 0 if not known.
+    payload_bytes, machine_s: 0 if not known. by_library: whether the library's own kernels run them, inside a node.
     """
 
     pattern: Pattern | None
     gpus: int
+    by_library: bool
     payload_bytes: float
     alone_s: Floats
     seconds: float
@@ -179,6 +193,10 @@ class Effects:
         if setting.mover == "switch" and terms.switch is not None:
             factor = factor + terms.moves * (terms.switch.ratio - 1) / setting.link
             return np.maximum(factor, _LEAST_FACTOR), terms.switch.sms
+        replaced = next((of for of in terms.software if of.name == setting.software), None)
+        if replaced is not None:
+            factor = factor + terms.moves * (replaced.ratio * setting.slower - 1) / setting.link
+            return np.maximum(factor, _LEAST_FACTOR), float(replaced.num_ctas)
         # copy engines hold no SM as recorded, so another number of SMs means nothing
         if setting.sms is None or not sms:
             return factor, sms
@@ -196,7 +214,7 @@ class Effects:
     def _terms(self, group: int, name: str) -> Terms:
         """What the profile and the machine tell of a group. name: of the group, which tells its pattern."""
         recorded, byte_s = self._recorded(group, name), self._byte_s(group)
-        gainable = recorded.gainable_shares
+        gainable, software = recorded.gainable_shares, self._software(recorded) if byte_s else ()
         return Terms(
             pattern=recorded.pattern,
             payload_bytes=recorded.payload_bytes,
@@ -205,10 +223,11 @@ class Effects:
             moves=np.minimum(recorded.moving_shares, gainable),
             bound=np.minimum(_sms_shares(recorded, byte_s), gainable),
             # copies between GPUs are on engines already
-            engines=self._engines(recorded, byte_s) if byte_s else None,
+            engines=self._engines(recorded, byte_s, software) if byte_s else None,
             switch=self._switch(recorded) if byte_s else None,
             gainable_s=gainable * float(recorded.alone_s.sum()),
             waited_s=recorded.waited_s,
+            software=software,
         )
 
     def _recorded(self, group: int, name: str) -> _Recorded:
@@ -220,6 +239,7 @@ class Effects:
         return _Recorded(
             pattern=pattern,
             gpus=gpus,
+            by_library=self._by_library(places),
             payload_bytes=payload,
             alone_s=self.model.alone_s[EXPECTED, places],
             seconds=profile.seconds[places].sum(),
@@ -237,6 +257,12 @@ class Effects:
         waited = self.model.profile.kernels["waited_for_ranks_s"].to_numpy(float)[places]
         return float(np.nansum(waited)) if np.isfinite(waited).any() else None
 
+    def _by_library(self, places: Marks) -> bool:
+        """Tell whether kernels of the library run some collectives, among GPUs of one node."""
+        names = self.model.profile.kernels["name"][places]
+        own = names.str.contains(_OF_LIBRARY, regex=True) & ~names.str.contains(_OF_OTHERS, regex=True)
+        return bool(own.fillna(value=False).all()) and (self._median("group_size", places) or 0) <= self.node.num_gpus
+
     def _median(self, name: str, places: Marks) -> float | None:
         """The median of what is known of some kernels in a column; None where it is known of none."""
         values = self.model.profile.kernels[name].to_numpy(float, na_value=np.nan)[places]
@@ -250,10 +276,20 @@ class Effects:
     def _seconds(self, pattern: Pattern, payload: float, gpus: int) -> float:
         return float(collective_cost(pattern, "ring", payload, machine_ring(self.machine, gpus)).seconds)
 
-    def _engines(self, recorded: _Recorded, byte_s: float) -> float | None:
+    def _software(self, recorded: _Recorded) -> tuple[Replacement, ...]:
+        """Software that could run collectives of a group inside a node in place of the library, the fastest first."""
+        if recorded.pattern is None or not recorded.by_library or self.node.library is None:
+            return ()
+        group = machine_ring(self.machine, recorded.gpus)
+        return tuple(replacements(recorded.pattern, recorded.payload_bytes or _USUAL_BYTES, group))
+
+    def _engines(self, recorded: _Recorded, byte_s: float, software: Sequence[Replacement]) -> float | None:
         dma = self.machine.gpu.dma
         if dma is None or recorded.pattern is None or recorded.pattern in _ADDS:
             return None
+        by_engines = next((of for of in software if Call(of.name).software.engines), None)
+        if by_engines is not None:
+            return by_engines.ratio
         # an engine drives one peer at a time, so more engines than peers do not help
         return 1 / (dma.bytes_per_s * min(dma.num_engines, recorded.gpus - 1)) / byte_s
 

@@ -25,6 +25,7 @@ from dse.results.run_folder import Outputs, writable
 from dse.results.words import cell
 from dse_traces.change.advice import Advice, GroupAdvice, advise
 from dse_traces.change.settings import Setting
+from dse_traces.change.software import SoftwareVerdict
 from dse_traces.change.what_if import WORTH
 from dse_traces.commands.lines import share_of_run, time_words, unknown_lines, unused_patterns
 from dse_traces.commands.one_rank import drawn
@@ -35,6 +36,7 @@ from dse_traces.profile.kernel_classes import OPTION, Patterns, read_patterns
 from dse_traces.profile.kernels import Profile, classify
 from dse_traces.profile.unnamed_kernels import unknown_summary
 from dse_traces.readers.formats import files_of, most_kernels, read_ranks
+from simulators.costs.other_software import ratio_gpus
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from dse_traces.profile.ranks import Ranks
 
 _SHOWN = 20  # groups in the table
+_VERDICTS = 6  # groups whose verdicts on other software are shown
 _GPUS = 4  # other ones that are named
 _NEXT_TO_NOTHING_S = 5e-8  # of a gain: less than the tenth of a microsecond that is printed
 _HOST_BOUND = 0.9  # share of the run that remains if no kernel takes any time
@@ -124,6 +127,7 @@ def answer(advice: Advice) -> Iterator[Table | str]:
     yield _table(advice)
     yield from unknown_lines(model.profile)
     yield from _kernels(advice)
+    yield from _software(advice)
     yield from _hardware(advice)
     if advice.host_s > _HOST_BOUND * recorded:
         yield (
@@ -171,6 +175,27 @@ def _kernels(advice: Advice) -> Iterator[str]:
         yield f"{what_if.name} (assumed shares): {_interval(what_if.gain)}"
     if not advice.what_ifs.halves.divided:
         yield "two micro-batches overlap nothing: no collective is waited for within a pass"
+
+
+def _software(advice: Advice) -> Iterator[Table | str]:
+    """Yield verdicts on other software of collectives, of the groups that are exposed most."""
+    from rich.table import Table
+
+    exposed = {group.name: group.exposed_s for group in advice.groups}
+    shown = sorted({verdict.group for verdict in advice.software}, key=lambda name: -exposed[name])[:_VERDICTS]
+    if not shown:
+        yield "other software of collectives: none of conf/collective could take the place of what ran these"
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("collective", "by other software", "SMs", "pays", "gain"):
+        table.add_column(name, justify="right" if name in ("SMs", "gain") else "left")
+    for group in shown:
+        for place, verdict in enumerate(of for of in advice.software if of.group == group):
+            first = group if place == 0 else ""
+            held = f"{verdict.software.num_ctas:g}"
+            table.add_row(first, verdict.software.name, held, verdict.verdict, _interval(verdict.gain))
+    yield table
+    yield f"  90 %, by measured times on {' and '.join(ratio_gpus())}: python -m dse machine libraries"
 
 
 def _hardware(advice: Advice) -> Iterator[str]:
@@ -225,6 +250,7 @@ def summary(advice: Advice) -> dict[str, Any]:
         "bound_s": advice.bound_s,
         "kernels_s": {what_if.name: vars(what_if.gain) for what_if in advice.kernels},
         "host_s": advice.host_s,
+        "software": [_verdict_summary(verdict) for verdict in advice.software],
         "what_ifs": advice.count,
         "unknown": unknown_summary(advice.what_ifs.model.profile),
         "plan": {advice.groups[group].name: _settings(setting) for group, setting in advice.plan.settings},
@@ -235,6 +261,12 @@ def summary(advice: Advice) -> dict[str, Any]:
         "not_worth_s": dict(advice.not_worth()),
         "slowdowns": penalties,
     }
+
+
+def _verdict_summary(verdict: SoftwareVerdict) -> dict[str, Any]:
+    of = verdict.software
+    times = {"ratio": of.ratio, "num_ctas": of.num_ctas, "gain_s": vars(verdict.gain)}
+    return {"name": verdict.group, "software": of.name, "pays": verdict.verdict, **times}
 
 
 def _summary(group: GroupAdvice) -> dict[str, Any]:
