@@ -14,6 +14,8 @@ PHRASES = {
     "schedule.withheld_cus": "{} CUs withheld",
     "schedule.kernels": "by {} kernels",
     "schedule.occupancy_threshold=1000000": "no threshold",
+    "schedule.launch_order": {"gemm_first": "GEMM launched first", "comm_first": "collective launched first"},
+    "schedule.stream_priority": {"equal": "", "communication": "on a stream of high priority"},
     "schedule.priority": {
         "equal": "",
         "communication": "communication first",
@@ -67,6 +69,8 @@ WORDS = {
     "schedule.num_chunks": "chunks",
     "schedule.comm_cus": "CUs of communication",
     "schedule.priority": "priority",
+    "schedule.launch_order": "launched first",
+    "schedule.stream_priority": "priority of the stream",
     "schedule.chunk_dim": "dimension that is cut",
     "schedule.local_shard_first": "local shard first",
     "schedule.compute": "GEMMs of a step",

@@ -173,16 +173,18 @@ class ChunkCosts:
             late_s = np.zeros(())
         return ChunkCost(cost, cus, full.seconds, ContentionLaw((factor,), late_s))
 
-    def share_until(self, size: _Size, taken: ArrayLike, held_s: ArrayLike) -> Floats:
+    def share_until(self, size: _Size, taken: ArrayLike, held_s: ArrayLike, *, left: ArrayLike = 1.0) -> Floats:
         """Share of its rate alone that a GEMM has while kernels hold `taken` CUs for held_s [s] from its start.
 
-        With it the GEMM, which goes on at its rate alone, ends when its whole waves do (`Sharing.gemm_until`).
+        left: share of its workgroups that are left then. With the rate the GEMM, which goes on at its rate alone, ends
+        when its whole waves do (`Sharing.gemm_until`).
         """
-        full, granted = self.cost(size, 0), self.cost(size, taken)
-        beside = HeldCus(full.kernel.workgroups, self.system.gpu.num_cus, taken, held_s)
-        seconds = Sharing.of(self.system.gpu).gemm_until(granted.seconds, full.seconds, beside)
+        full, granted, of = self.cost(size, 0), self.cost(size, taken), np.maximum(left, _LEAST_SHARE)
+        full_s = full.seconds * of
+        beside = HeldCus(full.kernel.workgroups * of, self.system.gpu.num_cus, taken, held_s)
+        seconds = Sharing.of(self.system.gpu).gemm_until(granted.seconds * of, full_s, beside)
         left_s = np.maximum(seconds - np.asarray(held_s, float), 0.0)
-        done_s = np.maximum(full.seconds - left_s, _LEAST_SHARE * full.seconds)  # of the GEMM alone, beside the kernels
+        done_s = np.maximum(full_s - left_s, _LEAST_SHARE * full_s)  # of the GEMM alone, beside the kernels
         return np.asarray(np.minimum(done_s / np.maximum(seconds - left_s, done_s), 1.0))
 
     def alone(self, size: _Size, *, accumulate: bool) -> ChunkCost:

@@ -2,6 +2,9 @@
 
 launch_order  the kernel that is launched first. A GEMM launched first holds the CUs until its first workgroups retire;
               a collective launched first has its CUs from the start (the paper's schedule priority).
+stream_priority  of a collective launched second: its workgroups take the next CUs that are freed (`communication`), or
+              those that the GEMM's waiting workgroups leave (`equal`). Workgroups that are placed stay, so neither
+              matters beside a GEMM whose workgroups persist, or of a collective that was launched first.
 partition     the collective's CUs are reserved by a mask: it has them from the start, and the GEMM never gets them (the
               paper's resource partitioning); with the collective launched first the GEMM is not masked, and gets them
               when the collective ends (both).
@@ -25,6 +28,9 @@ from simulators.hardware.machine import System
 from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload
 
+_SECOND = {"comm_engine": "cu", "launch_order": "gemm_first"}  # a kernel that waits for CUs
+StreamPriority = Literal["equal", "communication"]
+
 
 class Concurrent(CommEngineKnobs):
     """Knobs of the family. comm_cus: CUs of the collective's kernel; 0: as the library (`gpu.cu_copy.num_cus`)."""
@@ -33,6 +39,7 @@ class Concurrent(CommEngineKnobs):
     family: Literal["concurrent"]
     comm_cus: Annotated[Integer | None, knob(when={"comm_engine": "cu"}, ge=0, le=4096)]
     launch_order: Annotated[Literal["gemm_first", "comm_first"], knob(structural=True)]
+    stream_priority: Annotated[StreamPriority | None, knob(when=_SECOND, structural=True)] = "equal"
     partition: Annotated[bool | None, knob(when={"comm_engine": "cu"}, structural=True)] = False
     withheld_cus: Annotated[Integer | None, knob(when={"comm_engine": "dma"}, ge=0, le=4096)] = 0
 
@@ -58,10 +65,18 @@ class Concurrent(CommEngineKnobs):
         library = library_cus(system, workload.overlap().collective.pattern)
         return np.where(np.asarray(self.comm_cus) > 0, self.comm_cus, library)[()]
 
+    def _is_served_soonest(self, system: System) -> bool:
+        """Tell whether the collective, launched second, gets the CUs of the GEMM's first workgroups that retire."""
+        if self.comm_engine != "cu" or self.launch_order != "gemm_first" or self.partition:
+            return False
+        library = system.gpu.gemm
+        retires = library.assignment == "static" and not library.persistent
+        return self.stream_priority == "communication" and retires
+
     def lower(self, system: System, workload: Workload) -> TaskGraph:
         """Lower to a collective over all links and a GEMM, in two parts if the collective waits for its first wave."""
         masked = bool(self.partition) and self.launch_order == "gemm_first"
-        if self.launch_order == "comm_first":
+        if self.launch_order == "comm_first" or self._is_served_soonest(system):
             system = launched_first(system)
         line = Pipeline(system, workload, knobs=self, comm_cus=self._cus(system, workload), masked=masked)
         size = (line.op.m, line.op.local_n, line.op.local_k)
@@ -74,7 +89,10 @@ class Concurrent(CommEngineKnobs):
             after = [line.comm.wait("streams part", parted_s, [])] if np.any(parted_s > 0) else []
             line.compute.gemm_beside("gemm", size, line.comm.step(pattern, amounts, after=after))
         else:
-            line.compute.gemm_in_parts(size, lambda first: line.comm.step(pattern, amounts, after=[first]))
+            soonest = self._is_served_soonest(system)
+            line.compute.gemm_in_parts(
+                size, lambda first: line.comm.step(pattern, amounts, after=[first]), soonest=soonest
+            )
         return line.build()
 
 

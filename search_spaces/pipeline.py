@@ -203,16 +203,33 @@ class Computation:
         chunks, first = self._chunk(size, overlapped=True, accumulate=False), self._movers[0]
         if not first.by_kernels or self._masked:
             return self._add(label, chunks, [])
-        beside, parted_s = list[GemmChunk](), fork_s(self._system.gpu)
+        parted_s = fork_s(self._system.gpu)
+        beside = self._whole_waves(size, chunks, transfers, parted_s=parted_s)
+        return self._add(label, [replace(chunk, launch_s=chunk.launch_s + 2 * parted_s) for chunk in beside], [])
+
+    def _whole_waves(
+        self,
+        size: _Size,
+        chunks: Sequence[GemmChunk],
+        transfers: Sequence[int],
+        *,
+        parted_s: Any = 0.0,
+        left: Any = 1.0,
+    ) -> list[GemmChunk]:
+        """Chunks of which a share is left, whose waves end whole if the kernels of `transfers` end before them.
+
+        parted_s: by which the chunks begin after these.
+        """
+        first, beside = self._movers[0], list[GemmChunk]()
         for gpu, chunk in zip(self._machine.gpus, chunks, strict=True):
             moved_s = self._moved_s(self._node.on(gpu, transfers))
             # kernels that are there before the GEMM wait for no CU, and are not slowed until it begins
             late_s, early_s = np.where(parted_s > 0, 0.0, chunk.law.late_s), np.minimum(moved_s, parted_s)
             held_s = late_s + early_s + (moved_s - early_s) / first.slowed(first.routes) - parted_s
-            share = self._machine.for_gpu(first.costs.share_until(size, first.mode.cus, np.maximum(held_s, 0.0)), gpu)
-            law = replace(chunk.law, factors=(np.minimum(share, chunk.law.factors[0]), *chunk.law.factors[1:]))
-            beside.append(replace(chunk, law=law, launch_s=chunk.launch_s + 2 * parted_s))
-        return self._add(label, beside, [])
+            until = first.costs.share_until(size, first.mode.cus, np.maximum(held_s, 0.0), left=left)
+            share = np.minimum(self._machine.for_gpu(until, gpu), chunk.law.factors[0])
+            beside.append(replace(chunk, law=replace(chunk.law, factors=(share, *chunk.law.factors[1:]))))
+        return beside
 
     def _moved_s(self, transfers: Sequence[int]) -> Any:
         """Time alone [s] of the transfers of a collective, whose steps follow one another."""
@@ -221,33 +238,46 @@ class Computation:
             steps[route.step] = np.maximum(steps.get(route.step, 0.0), self._communication.copy_s[task])
         return sum(steps.values(), np.zeros(()))
 
-    def gemm_in_parts(self, size: _Size, between: Callable[[int], Any]) -> None:
+    def gemm_in_parts(self, size: _Size, between: Callable[[int], Sequence[int]], *, soonest: bool = False) -> None:
         """Add a GEMM beside a collective that `between` adds, given the task after which CUs are left for it.
 
         The workgroups of the kernel that was launched first are dispatched first, so this task is all waves but the
         last, or the entire GEMM if workgroups persist (as cuBLAS's do: the second kernel ends its own time after a GEMM
         that was launched first in 90 of 90 rows of conf/data/measured/h100_2026-11-26/starts.csv). A late start counts
         from the start of the GEMM, so that these waves are a part of it.
+        soonest: the collective's workgroups go before those of the GEMM that wait: the task is the first wave, after
+        which the collective holds its CUs.
         """
         chunks = self._chunk(size, overlapped=True, accumulate=False)
-        waves = chunks[self._machine.gpus[0]].waves
+        gpus = self._machine.gpus
+        waves = chunks[gpus[0]].waves
         dealt, _ = self.waves
         early = np.where(dealt > 1, (dealt - 1) / np.maximum(dealt, 1), 1.0)
         first = early if self._system.gpu.gemm.assignment == "static" else np.ones_like(waves)
-        between(self._add("gemm, early waves", [chunk.part(first) for chunk in chunks], []))
-        remaining = [self._dealt_out(chunk, gpu, first) for gpu, chunk in zip(self._machine.gpus, chunks, strict=True)]
+        if soonest:
+            first = np.minimum(first, 1 / np.maximum(dealt, 1))
+        transfers = between(self._add("gemm, early waves", [chunk.part(first) for chunk in chunks], []))
+        if soonest:
+            later = [self._later(chunk, first) for chunk in chunks]
+            remaining = self._whole_waves(size, later, transfers, left=1 - first)
+        else:
+            remaining = [self._dealt_out(chunk, gpu, first) for gpu, chunk in zip(gpus, chunks, strict=True)]
         self._add("gemm", remaining, [])
+
+    @staticmethod
+    def _later(chunk: GemmChunk, passed: Any) -> GemmChunk:
+        """What is left of a chunk when a share of it has passed."""
+        return replace(chunk.part(1 - passed), launch_s=0.0, law=chunk.law.later(passed * chunk.alone_s))
 
     def _dealt_out(self, chunk: GemmChunk, gpu: int, passed: Any) -> GemmChunk:
         """What is left of a chunk when a share of it has passed and all its workgroups have their CUs.
 
         The collective gets those that they leave, so that it takes none from them: the caches and HBM slow them alone.
         """
-        left, sharing, mover = chunk.part(1 - passed), Sharing.of(self._system.gpu), self._movers[0].mode
-        law = chunk.law.later(passed * chunk.alone_s)
-        law = replace(law, factors=(1 / sharing.gemm(1.0, 1.0), *law.factors[1:]))
+        left, sharing, mover = self._later(chunk, passed), Sharing.of(self._system.gpu), self._movers[0].mode
+        law = replace(left.law, factors=(1 / sharing.gemm(1.0, 1.0), *left.law.factors[1:]))
         cu, kept = self._machine.cu[gpu], 1 - np.asarray(mover.cus) / self._system.gpu.num_cus
-        return replace(left, launch_s=0.0, law=law, uses={**left.uses, cu: left.uses[cu] * kept})
+        return replace(left, law=law, uses={**left.uses, cu: left.uses[cu] * kept})
 
     def part(self, label: str, rows: Any, *, after: Sequence[int] = (), launched: bool = False) -> int:
         """Add the part of one kernel for the whole GEMM that computes some rows, next in the stream."""

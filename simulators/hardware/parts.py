@@ -71,6 +71,7 @@ class GemmLibrary(Grown):
 
     assignment: the hardware assigns workgroups in waves (`static`), resident workgroups take tiles as they become free
     (`dynamic`: persistent, work-stealing), or each is dealt an equal part of all tiles' K (`stream_k`).
+    persistent: whether workgroups of tiles in waves stay until the GEMM ends, so that no other kernel gets their CUs.
     workgroups_per_cu: resident workgroups of a CU, where stages are simulated (`simulators/costs/gemm/stages.py`).
     Where kernels share a GPU (`simulators/costs/gemm/sharing.py`), this number follows from the register_bytes and
     lds_bytes of a CU and the needs of a tile. tile_depth: of k, in the LDS at once. half_occupancy: workgroups on a
@@ -78,6 +79,7 @@ class GemmLibrary(Grown):
     """
 
     assignment: Annotated[Assignment, knob(structural=True)] = "static"
+    persistent: Annotated[bool | None, knob(structural=True)] = None
     workgroups_per_cu: Annotated[Integer, Field(ge=1, le=64)] | None = None
     register_bytes: Annotated[Bytes, Field(ge=1024)] | None = None
     lds_bytes: Annotated[Bytes, Field(ge=1024)] | None = None

@@ -35,6 +35,7 @@ GROUP = "tp"
 _BESIDE = tuple(name for name, site in SITES.items() if site.beside)
 _ZERO = 2  # NCCL_CTA_POLICY_ZERO
 _CTAS, _FIRST = "max_ctas", "is_high_priority_stream"
+_URGENT = "communication"  # value of schedule.stream_priority
 _CONSTANT = "PROCESS_GROUPS"
 _OF_EXPERTS = ("ep_dp",)
 
@@ -99,7 +100,9 @@ def groups_of(plan: Plan) -> tuple[dict[str, dict[str, Any]], dict[tuple[str, st
             groups[group] = {_CTAS: ctas if most is None else min(ctas, most)}
             paths[group, _CTAS] = (*(sites if any(of_sites) else ()), *([CTAS[axis]] if over_all else []))
     if beside:
-        first = any(way.launch_order == "comm_first" for way in beside.values())
+        first = any(
+            way.launch_order == "comm_first" or way.stream_priority == "communication" for way in beside.values()
+        )
         groups = {GROUP: {**groups.get(GROUP, {}), _FIRST: first}, **_without(groups, GROUP)}
         paths[GROUP, _FIRST] = sites
     return groups, paths

@@ -120,9 +120,18 @@ class OverlapMeasured(Plain):
         if ok.empty:
             return
         panel = ok["scenario"].str.replace("-", ", ").str.replace("_", "-")
-        ok = ok.assign(library=ok["system.gpu.gemm.assignment"].map(_LIBRARY), panel=panel)
+        ok = ok.assign(library=ok["system.gpu.gemm.assignment"].map(_LIBRARY) + _orders(ok), panel=panel)
         yield "speedup", partial(_speedups, ok)
         yield "gemm_slowdown", partial(_slowdowns, ok)
+
+
+def _orders(ok: pd.DataFrame) -> pd.Series[str]:
+    """Which kernel is launched first, and whether by priority, in words, where a run tries several."""
+    names = ["schedule.launch_order", "schedule.stream_priority"]
+    if not set(names) <= set(ok.columns) or len(ok[names].drop_duplicates()) == 1:
+        return ok["schedule.name"].map(lambda name: "")
+    urgent = ok[names[1]].map({"communication": ", high priority"}).fillna("")
+    return ok[names[0]].map(lambda order: ", GEMM first" if order == "gemm_first" else "") + urgent
 
 
 _CHANNELS = Axis(_CUS, "CUs of the collective")
