@@ -18,8 +18,9 @@ With a folder of measured tables, all rows are judged that no constant was fitte
 
 Without one, the models alone:
 
-    per_site_faster         share of steps of four models whose best numbers of CTAs over tp and over dp, each its own,
-                            beat the best single number for both; `largest_gain_per_site`: by how much at most
+    per_site_faster         share of steps with split weights whose best numbers of CTAs over tp and over dp, each its
+                            own, beat the best single number for both (`benchmarks.sites`); `largest_gain_per_site`: by
+                            how much at most; `_in_simgrid`: by SimGrid's sharing of SMs, where it is there
     files_read_back         kinds of files for libraries that are written, and read back as what was planned
 
     unequal_costs           questions (machine, pattern, software) to which two doors answer differently
@@ -41,6 +42,7 @@ from typing import Any, get_args
 import numpy as np
 
 from benchmarks.expert_exchanges import errors_of
+from benchmarks.sites import per_site
 from dse.config.options import list_options
 from dse.values import put
 from dse_calibration.overlap_measured.paired_tables import predict_pairs
@@ -53,21 +55,11 @@ from simulators.costs.transfer import TransferMode, alone, is_measured, library_
 from simulators.hardware.machine import System, tree_of
 from simulators.hardware.network import Pattern as LinkPattern
 from simulators.hardware.network import links
-from simulators.steps.backend import StepBackend, metrics_of
 from simulators.steps.operators.work import Exchange, collective
-from simulators.workloads.model_zoo import model_tree, option_tree
 from validation.left_out import given_folder
 from validation.library_rows import EXCHANGES, FROM_BYTES, GEMMS, XLA_GPUS, LibraryRow, counts, read_libraries, read_xla
 
 _LIBRARIES = ("nccl", "rccl")
-_CTAS = (0, 4, 8, 16)
-_STEPS = (
-    ("a100_8", "llama3_8b", 2),
-    ("a100_8", "llama3_70b", 4),
-    ("h100_8", "llama3_8b", 2),
-    ("h200_8", "llama3_70b", 4),
-)
-"""Systems and models of steps whose CTAs are chosen, and GPUs of a layer."""
 SIZES = 2.0 ** np.arange(10, 31)
 _NEAR = 1e-12
 _LINKS = (0.25, 1.0, 1.25, 2.0)
@@ -278,26 +270,6 @@ def monotone() -> tuple[int, list[str]]:
             count += len(checks)
             broken += [f"{system.name} {pattern} {name} by {what}" for what, holds in checks.items() if not holds]
     return count, broken
-
-
-def per_site() -> dict[str, float]:
-    """Figures of CTAs over tp and over dp, each its own, against one number for both, in steps of four models."""
-    gains = list[float]()
-    for system, model, tp in _STEPS:
-        dp = System.model_validate(tree_of(system)).node.num_gpus // tp
-        options = {group: option_tree(group, name) for group, name in (("optimizer", "adam"), ("kernels", "flash"))}
-        run = {"mode": "training", "batch": 1, "sequence_length": 4096, "precision": "bf16"}
-        tree = {"system": tree_of(system), "model": model_tree(model), "run": run, **options}
-        steps = {
-            (over_tp, over_dp): StepBackend().design(
-                {**tree, "parallel": {"tp": tp, "pp": 1, "dp": dp, "tp_ctas": over_tp, "dp_ctas": over_dp}}
-            )
-            for over_tp, over_dp in itertools.product(_CTAS, repeat=2)
-        }
-        times = {ctas: float(metrics_of(step)["iteration_s"]) for ctas, step in steps.items()}
-        at_once = min(times[count, count] for count in _CTAS)
-        gains.append(at_once / min(times.values()) - 1)
-    return {"per_site_faster": float(np.mean(np.array(gains) > 0)), "largest_gain_per_site": max(gains)}
 
 
 def _never_falls(system: System, pattern: Pattern, name: str) -> bool:

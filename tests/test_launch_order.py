@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from dse.backend import Batch
 from dse.config.options import conf_dir
 from simulators.overlap.backend import OverlapBackend
-from tests.support import OverlapDesign, design_tree, drawn, lower, shipped
+from simulators.overlap.design import OverlapDesign
+from tests.support import design_tree, drawn, lower, shipped
 
 BACKEND = OverlapBackend("fluid")
 FIRST: dict[str, Any] = {"launch_order": "comm_first"}

@@ -63,7 +63,7 @@ from simulators.taskgraph.timeline import Timeline
 from simulators.workloads.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
-_VERSION = "25"  # part of every result's key: raised where results change
+_VERSION = "26"  # part of every result's key: raised where results change
 
 
 class _AnyModel(Frozen):

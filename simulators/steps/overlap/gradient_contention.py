@@ -1,6 +1,6 @@
-"""Slowdowns of the backward pass and of the reductions of gradients beside it.
+"""Slowdowns of a pass and of the exchanges over dp beside it: reductions of gradients, gathers of split weights.
 
-While kernels of a library reduce gradients, they hold CUs, and move bytes over links and through the HBM:
+While kernels of a library reduce or gather, they hold CUs, and move bytes over links and through the HBM:
 
     GEMMs, attention, streams      as `simulators.costs.sharing` has it
     collectives T / max(1 - r, 1 / 2)                    r: rate of the reduction over that of the collective: links of
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dse import plugins
+from simulators.costs.collective import CollectiveCost
 from simulators.costs.sharing import Sharing
 from simulators.costs.transfer import link_utilisation
 from simulators.hardware.parts import Contention, CuCopy
@@ -30,6 +31,7 @@ from simulators.steps.operators.work import (
     OperatorCost,
     Platform,
     Product,
+    StageOperator,
     Stream,
     beside_moved_data,
     quotient,
@@ -87,15 +89,37 @@ def group(block: str) -> str:
 
 @dataclass(frozen=True)
 class GradientReduction:
-    """Reduction of gradients, alone: bytes that a GPU sends and moves through its HBM, and time [s]."""
+    """Reduction of gradients, or another exchange over dp, alone: bytes that a GPU sends and moves through its HBM, and
+    time [s].
+    """
 
     wire_bytes: Floats
     hbm_bytes: Floats
     seconds: Floats
 
+    @classmethod
+    def of(cls, cost: CollectiveCost) -> GradientReduction:
+        """The reduction of a cost."""
+        return cls(cost.wire_bytes, cost.hbm_bytes, cost.seconds)
+
     def rate(self, moved: Floats) -> Floats:
         """Bytes a second while it runs; 0 where there is none."""
         return quotient(moved, self.seconds)
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Shares in (0, 1] of their rates alone that compute of a pass and an exchange beside it have meanwhile."""
+
+    compute: ArrayLike = 1.0
+    exchange: ArrayLike = 1.0
+
+    def longer_s(self, compute_s: Floats, exchange_s: Floats) -> Floats:
+        """Time [s] from when compute would end alone until both have ended, which begin at once."""
+        compute, exchange = np.asarray(self.compute, float), np.asarray(self.exchange, float)
+        together = np.minimum(compute_s / compute, exchange_s / exchange)
+        left_s = np.maximum(compute_s - compute * together, 0.0) + np.maximum(exchange_s - exchange * together, 0.0)
+        return np.asarray(together + left_s - compute_s)
 
 
 @dataclass(frozen=True)
@@ -119,6 +143,20 @@ class ContendedPlatform:
             seconds if isinstance(op.work, Product) else self._slowed(op, cost, reduction)
             for op, cost, seconds in zip(ops, costs, slowed, strict=True)
         ]
+
+    def share(self, parts: Sequence[StageOperator], exchange: GradientReduction) -> Floats:
+        """Share of its rate alone that a pass of some operators of a stage has beside an exchange."""
+        beside = self.beside([part.op for part in parts], [part.spent for part in parts], exchange)
+        late: Any = sum((part.times * seconds for part, seconds in zip(parts, beside, strict=True)), np.zeros(()))
+        free: Any = sum((part.seconds for part in parts), np.zeros(()))
+        # a pass that this stage does not have
+        shares = np.divide(free, late, out=np.ones(np.broadcast(free, late).shape), where=np.asarray(free) > 0)
+        return np.asarray(shares, float)
+
+    def side_by_side(self, parts: Sequence[StageOperator], cost: CollectiveCost) -> SideBySide:
+        """What a pass of some operators of a stage and an exchange of a cost do to one another."""
+        exchange = GradientReduction.of(cost)
+        return SideBySide(self.share(parts, exchange), self.reductions(exchange))
 
     def _slowed(self, op: Op, cost: OperatorCost, reduction: GradientReduction) -> Floats:
         """Time [s] of an operator that is no product."""

@@ -170,16 +170,16 @@ class Gradients:
         alone = self.passes.parallel.zero > 1 or np.all(np.asarray(self.passes.parallel.replicas) == 1)
         if self.contended is None or not self.passes.is_training or alone:
             return Slowdowns()
-        cost = self.reduction(*(self.passes.of_blocks(name) for name in TRAINED))
-        reduction, passes = GradientReduction(cost.wire_bytes, cost.hbm_bytes, cost.seconds), dict[str, Floats]()
-        for block in self.passes.blocks:
-            parts = [part for part in self.passes.parts if part.block is block and not part.forward]
-            beside = self.contended.beside([part.op for part in parts], [part.spent for part in parts], reduction)
-            late = sum(part.times * seconds for part, seconds in zip(parts, beside, strict=True))
-            free = self.passes.sum(parts)
-            # a block that this stage does not have
-            passes[block.name] = np.divide(free, late, out=np.ones(np.broadcast(free, late).shape), where=free > 0)
+        reduction = GradientReduction.of(self.reduction(*(self.passes.of_blocks(name) for name in TRAINED)))
+        passes = {
+            block.name: self.contended.share(self._parts(block, forward=False), reduction)
+            for block in self.passes.blocks
+        }
         return Slowdowns(passes, self.contended.reductions(reduction))
+
+    def _parts(self, block: ModelBlock, *, forward: bool) -> list[StageOperator]:
+        """Operators of a pass of a block."""
+        return [part for part in self.passes.parts if part.block is block and part.forward == forward]
 
     @cached_property
     def dp_s(self) -> Floats:
@@ -200,12 +200,19 @@ class Gradients:
         count = self.passes.counts[block.name]
         forward, backward = (self.passes.once(block, forward=forward) for forward in (True, False))
         params = block.params, block.expert_params
-        gather = self.split_exchange(self.passes.run.element_bytes, *params, "all_gather").seconds
-        reduced = self.reduction(block.trained_params, block.trained_experts).seconds
-        layers = SplitLayers(count, forward, backward, gather, reduced)
+        gather = self.split_exchange(self.passes.run.element_bytes, *params, "all_gather")
+        reduced = self.reduction(block.trained_params, block.trained_experts)
+        layers = SplitLayers(count, forward, backward, gather.seconds, reduced.seconds)
         out, into = (self._copied_s(block, passes) for passes in self.shard_copies)
-        interference = self.passes.platform.sharing.interference
-        return replace(layers, gather_copy_s=out, reduce_copy_s=into, interference=interference)
+        layers = replace(layers, gather_copy_s=out, reduce_copy_s=into)
+        if self.contended is None:
+            return layers
+        gathers = layers.gathers(self.passes.parallel)
+        exchanges = gather.then(reduced) if gathers > 1 else reduced
+        layers = replace(layers, backward=self.contended.side_by_side(self._parts(block, forward=False), exchanges))
+        if not gathers:
+            return layers
+        return replace(layers, forward=self.contended.side_by_side(self._parts(block, forward=True), gather))
 
     def _copied_s(self, block: ModelBlock, passes: ArrayLike) -> Floats:
         """Time of passes over the weights of one block, where dp splits them."""
@@ -218,8 +225,8 @@ class Gradients:
     def split_s(self) -> Floats:
         """Time by which exchanges of split weights and gradients lengthen the passes of one micro-batch."""
         longer = (seconds for layers in self.sharded for seconds in layers.exposed_s(self.passes.parallel))
-        slowed = (layers.slowed_s(self.passes.parallel) for layers in self.sharded)
-        return np.asarray(sum(longer, np.zeros(())) + sum(slowed, np.zeros(())))
+        copied = (layers.copied_s(self.passes.parallel) for layers in self.sharded)
+        return np.asarray(sum(longer, np.zeros(())) + sum(copied, np.zeros(())))
 
     @cached_property
     def exposed_s(self) -> Floats:
