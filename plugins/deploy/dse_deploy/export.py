@@ -15,6 +15,7 @@ from dse.errors import Problems, pairs
 from dse.results.run_folder import CommandAnswer, writable
 from dse.results.words import cell
 from dse.space import get_path
+from dse_deploy.all_reduces import sum_lines
 from dse_deploy.command import is_of_plan, keep, nearest, tool_named, with_words, write_all
 from dse_deploy.facts import UNKNOWN, ModelFacts
 from dse_deploy.planned_step import (
@@ -153,6 +154,7 @@ def _of_collectives(tool: Tool, exported: ToolFiles) -> Iterator[str]:
     if ctas and not written.intersection(ctas):
         numbers = ", ".join(f"{path} = {get_path(exported.plan, path) or 0}" for path in tool.limits)
         yield f"one number for a process, and the plan has {numbers}: to=communicators sets each"
+    yield from sum_lines(exported.facts.calls, exported.facts.precision, tool.without_switch)
     for file in tool.files:
         if file.format in STEP_FORMATS:
             yield from STEP_FORMATS[file.format].left_out(exported.facts)

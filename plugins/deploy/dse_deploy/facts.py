@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dse.space import get_path
+from dse_deploy.all_reduces import quick_reduce, symmetric_sums, without_custom_sums
 from dse_deploy.step_calls import Call
 from studies.plan.plan_file import Plan, put_in
 
@@ -20,6 +21,7 @@ class ModelFacts:
 
     calls: collectives of its step, none where no step is known. gpu: name of the GPU; num_cus: of it. most_ctas: knob
     of CTAs of an axis -> the largest number that the step may have there, 0 for none; empty where no step is known.
+    precision: of its activations.
     """
 
     layers: int | None = None
@@ -29,6 +31,7 @@ class ModelFacts:
     gpu: str = ""
     num_cus: int = 0
     most_ctas: Mapping[str, int] = field(default_factory=dict)
+    precision: str = ""
 
     @classmethod
     def of(cls, tree: Mapping[str, Any] | None) -> ModelFacts:
@@ -166,6 +169,31 @@ def _overlap_comm(plan: Plan, model: ModelFacts) -> bool | None:
     return None if zero == 0 or reductions is None else reductions == "beside"
 
 
+def _without_custom_sums(plan: Plan, model: ModelFacts) -> bool | None:
+    return without_custom_sums(model.calls, model.precision)
+
+
+def _symmetric_sums(plan: Plan, model: ModelFacts) -> int | None:
+    return 1 if symmetric_sums(model.calls, model.precision) else None
+
+
+def _quick_reduce_format(plan: Plan, model: ModelFacts) -> str | None:
+    quick = quick_reduce(model.calls, model.precision)
+    return None if quick is None else quick[0]
+
+
+def _quick_reduce_mib(plan: Plan, model: ModelFacts) -> int | None:
+    quick = quick_reduce(model.calls, model.precision)
+    return None if quick is None else quick[1]
+
+
+OF_CALLS: Mapping[str, Callable[[Plan, ModelFacts], Any]] = {
+    "without_custom_sums": _without_custom_sums,
+    "symmetric_sums": _symmetric_sums,
+    "quick_reduce_format": _quick_reduce_format,
+    "quick_reduce_mib": _quick_reduce_mib,
+}
+"""Facts of the collectives of a step."""
 FACTS: Mapping[str, Callable[[Plan, ModelFacts], Any]] = {
     "experts_everywhere": _experts_everywhere,
     "attention_dp": _attention_dp,
@@ -181,6 +209,7 @@ FACTS: Mapping[str, Callable[[Plan, ModelFacts], Any]] = {
     "recomputed_modules": _recomputed_modules,
     "exchanged_by": _exchanged_by,
     "overlap_comm": _overlap_comm,
+    **OF_CALLS,
 }
 """Fact -> its value for a plan of a model."""
 COVERED: Mapping[str, tuple[str, ...]] = {

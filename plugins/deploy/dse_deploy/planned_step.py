@@ -156,7 +156,8 @@ class PlannedStep:
         machine = self.backend.design(tree).system
         calls = calls_of(self.step(tree), machine)
         gpu, ctas = machine.gpu, {path: self._most_ctas(tree, path) for path in dict.fromkeys(CTAS.values())}
-        return replace(ModelFacts.of(tree), calls=calls, gpu=str(gpu.name), num_cus=int(gpu.num_cus), most_ctas=ctas)
+        known = replace(ModelFacts.of(tree), calls=calls, precision=str(get_path(tree, "run.precision")))
+        return replace(known, gpu=str(gpu.name), num_cus=int(gpu.num_cus), most_ctas=ctas)
 
     def _most_ctas(self, tree: Mapping[str, Any], path: str) -> int:
         """The most CTAs that a knob of an axis may have; 0 where the step may have none."""
@@ -258,7 +259,7 @@ class ToolPlan:
     def facts(self) -> ModelFacts:
         """Facts of the planned step; of its collectives for a tool alone whose files are of them."""
         tool = tools()[self.tool]
-        of_step = bool(tool.limits) or any(file.format in STEP_FORMATS for file in tool.files)
+        of_step = bool(tool.limits) or tool.is_of_calls or any(file.format in STEP_FORMATS for file in tool.files)
         return self.step.facts(self.planned) if of_step else ModelFacts.of(self.step.tree)
 
     @cached_property

@@ -48,7 +48,7 @@ def _kinds() -> Iterator[tuple[str, bool]]:
 
 
 def _is_of_step(tool: Tool) -> bool:
-    return any(file.format in STEP_FORMATS for file in tool.files)
+    return tool.is_of_calls or any(file.format in STEP_FORMATS for file in tool.files)
 
 
 @cache

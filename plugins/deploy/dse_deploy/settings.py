@@ -23,7 +23,7 @@ from dse.config.options import load_yaml
 from dse.errors import ConfigError, Problem, Problems
 from dse.space import get_path
 from dse.values import Frozen
-from dse_deploy.facts import COVERED, FACTS, UNKNOWN, ModelFacts, put_ctas
+from dse_deploy.facts import COVERED, FACTS, OF_CALLS, UNKNOWN, ModelFacts, put_ctas
 from dse_deploy.step_calls import CTAS
 from dse_deploy.user_buffers import LAYERS, METHODS, layers_of, sites_of, with_all_sums
 from simulators.steps.overlap.sites import SERIAL, SITES, read_schedule
@@ -277,6 +277,7 @@ class Tool(ToolFacts):
     follow from. unmodelled: names of settings that change a step and that no plan has. instead: path -> value that the
     tool has no word for -> values by path that come nearest, which are written. by_itself: software at sites that it
     runs where nothing is set. like: the tool of the core whose modes and defaults it has; "" for its own name.
+    without_switch: constants of its code that say which sizes of all-reduces its own kernels take.
     """
 
     version: str
@@ -287,6 +288,12 @@ class Tool(ToolFacts):
     instead: Mapping[str, Mapping[str | int | bool, Mapping[str, Any]]] = {}
     by_itself: tuple[str, ...] = ()
     like: str = ""
+    without_switch: tuple[str, ...] = ()
+
+    @property
+    def is_of_calls(self) -> bool:
+        """Tell whether a setting follows from the collectives of a step."""
+        return any(setting.written_fact in OF_CALLS for file in self.files for setting in file.settings)
 
     def sayable(self, plan: Plan) -> dict[str, Any]:
         """A plan with what comes nearest in place of values that the tool has no word for."""

@@ -1,0 +1,93 @@
+"""All-reduces of a step by the kernels that vLLM and SGLang have of their own: where they pay, and up to which size.
+
+Both give short sums of tp to kernels of their own, and to quick reduce on MI300. Which sizes a kernel takes is a
+constant of their code for most of them; switches are those of `conf/data/framework_settings.yaml`. Times are those of
+`python -m dse machine libraries` (`simulators.costs.other_software`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from dse.results.words import cell
+from dse.values.units import with_prefix
+from dse_deploy.step_calls import Call
+from simulators.costs.collective import library_cost
+from simulators.costs.other_software import Replacement, replacements
+
+_CUSTOM = ("custom_one_shot", "custom_two_shot", "aiter_custom")
+"""Kernels that `disable-custom-all-reduce` turns off."""
+_SYMMETRIC = "nccl_symmetric"
+_QUICK = {
+    "quick_reduce:fp16": "FP",
+    "quick_reduce:fp8": "INT8",
+    "quick_reduce:int6": "INT6",
+    "quick_reduce:int4": "INT4",
+}
+"""Formats of quick reduce, and the words that vLLM and SGLang have for them."""
+_MIB = 1 << 20
+_SIZES = tuple(_MIB << place for place in range(12))  # to 2 GiB, which is the default limit of quick reduce
+
+
+def sums_of_tp(calls: Sequence[Call]) -> list[Call]:
+    """All-reduces over tp inside a node, one of each size."""
+    sums = (call for call in calls if call.pattern == "all_reduce" and call.axis == "tp" and call.nodes == 1)
+    return list({call.payload_bytes: call for call in sums}.values())
+
+
+def without_custom_sums(calls: Sequence[Call], element: str) -> bool | None:
+    """True where the library, or the switch, is faster at each size that custom kernels take; None elsewhere."""
+    taken = [of for call in sums_of_tp(calls) for of in _replacements(call, element) if of.name in _CUSTOM]
+    return True if taken and all(of.seconds > of.library_s for of in taken) else None
+
+
+def symmetric_sums(calls: Sequence[Call], element: str) -> bool | None:
+    """True where NCCL's symmetric memory is the fastest for each sum of a step; None elsewhere."""
+    sums = sums_of_tp(calls)
+    fastest = [next(iter(_replacements(call, element)), None) for call in sums]
+    is_faster = (of is not None and of.name == _SYMMETRIC and of.seconds < of.library_s for of in fastest)
+    return True if sums and all(is_faster) else None
+
+
+def quick_reduce(calls: Sequence[Call], element: str) -> tuple[str, int] | None:
+    """Format of quick reduce that sends what it is given, and the largest size [MiB] up to which it is the fastest.
+
+    None where no sum of a step is faster by it.
+    """
+    for call in sums_of_tp(calls):
+        fastest = next(iter(_replacements(call, element)), None)
+        if fastest is None or fastest.name not in _QUICK or fastest.seconds >= fastest.library_s:
+            continue
+        largest = max(
+            size
+            for size in (call.payload_bytes, *_SIZES)
+            if (of := next(iter(_replacements(call, element, size)), None)) is not None
+            and of.name == fastest.name
+            and of.seconds < of.library_s
+        )
+        return _QUICK[fastest.name], -(-largest // _MIB)
+    return None
+
+
+def sum_lines(calls: Sequence[Call], element: str, constants: Sequence[str]) -> Iterator[str]:
+    """Yield what is faster than the plan's sums at the sizes of a step, where constants alone say who takes them.
+
+    constants: names of these in the code of a tool.
+    """
+    for call in sums_of_tp(calls):
+        fastest = next(iter(_replacements(call, element)), None)
+        if constants and fastest is not None and fastest.seconds < fastest.library_s:
+            size = with_prefix(call.payload_bytes, "byte")
+            times = f"{cell(fastest.seconds, 's')} by {fastest.name}, {cell(fastest.library_s, 's')} as planned"
+            yield f"all-reduces of {size} take {times}; no switch has the sizes of {' and '.join(constants)}"
+
+
+def _replacements(call: Call, element: str, size: int | None = None) -> list[Replacement]:
+    """Software that could sum in place of what the plan has, the fastest first. size: None for that of the call."""
+    payload = float(call.payload_bytes if size is None else size)
+    library_s = float(np.asarray(library_cost(call.pattern, payload, call.group, element_bytes=2).seconds))
+    switched = call.in_switch_s(payload)
+    planned_s = library_s if switched is None else min(library_s, switched)
+    return replacements(call.pattern, payload, call.group, element=element, library_s=planned_s)
