@@ -36,14 +36,16 @@ _OF_STEPS = ("system", "model", "kernels", "run", "parallel")
 _CHOSEN = {"mode": "decode", "batch": 1, "sequence_length": 1, "micro_batches": 1}
 """Values of a run that engines choose step by step."""
 _APART = {"engines.apart": True}
+_MIXED = {"server.scheduler.policy": "mixed", "engines.apart": False}
 _CONDITIONS: Mapping[str, Mapping[str, Any]] = {
     "engines.prefill_replicas": _APART,
     "engines.prefill_tp": _APART,
     "engines.beside": _APART,
     "traffic.concurrency": {"traffic.arrivals": "closed"},
-    "server.scheduler.gathered": {"server.scheduler.policy": "mixed"},
-    "server.scheduler.wait_steps": {"server.scheduler.policy": "mixed"},
-    "server.scheduler.wait_share": {"server.scheduler.policy": "mixed"},
+    "server.scheduler.gathered": _MIXED,
+    "server.scheduler.wait_steps": _MIXED,
+    "server.scheduler.wait_share": _MIXED,
+    "server.scheduler.read_steps": {"engines.apart": False},
 }
 """Knob -> values with which it counts."""
 _LOGGED = 4000  # steps of a timeline
