@@ -17,12 +17,16 @@ from tests import iterations
 
 MODEL = "deepseek_v4_pro"
 BACKEND = StepBackend()
+LAYERS = "model.compressed.layers"
+PARTLY = {"heads": 64, "width": 128, "tokens": 1024, "share": 0.5}
 
 
 def tree(**overrides: Any) -> dict[str, Any]:
     words = {"run.mode": "decode", "run.batch": 1, "run.sequence_length": 4096, "parallel.tp": 8, **overrides}
     base = iterations.tree({"run.precision": "bf16", **words}, system="b200_8", kernels="vllm")
-    return {**base, "model": {**model_tree(MODEL), **overrides.get("model", {})}}
+    model, changed = model_tree(MODEL), dict(overrides.get("model", {}))
+    changed["compressed"] = {**model["compressed"], **changed.get("compressed", {})}
+    return {**base, "model": {**model, **changed}}
 
 
 def results_of(design_tree: dict[str, Any]) -> Any:
@@ -83,8 +87,22 @@ def test_streams_of_residuals_take_time_and_bytes() -> None:
         ({"model": {"window": 128}}, "model.compressed"),
         ({"parallel.tp": 32}, "parallel.tp"),
         ({"run.mode": "prefill", "run.chunk": 512}, "run.chunk"),
+        ({"model": {"sinks": True}}, "model.compressed"),
+        ({"model": {"out_gate": True}}, "model.compressed"),
+        ({"model": {"kv_heads": 8}}, "model.kv_heads"),
+        ({"model": {"compressed": {"layers": [{"share": 0.9, "ratio": 4}, {"share": 0.2, "ratio": 8}]}}}, LAYERS),
+        ({"model": {"compressed": {"layers": [{"share": 0.9, "ratio": 4, "index": PARTLY}]}}}, LAYERS),
+        ({"model": {"compressed": {"rope_dim": 1024}}}, "model.compressed.rope_dim"),
+        ({"model": {"compressed": {"out_groups": 24}}}, "model.compressed.out_groups"),
     ],
 )
 def test_what_is_not_modelled_is_refused_by_its_path(words: dict[str, Any], path: str) -> None:
     problems = BACKEND.problems(BACKEND.design(tree(**words)))
     assert path in {problem.path for problem in problems}
+
+
+def test_streams_of_residuals_are_refused_of_kinds_of_layers() -> None:
+    """They would be ignored."""
+    base = iterations.tree({"run.mode": "decode", "run.precision": "bf16"}, system="b200_8", kernels="vllm")
+    design = BACKEND.design({**base, "model": {**model_tree("nemotron3_nano_30b_a3b"), "streams": 4}})
+    assert "model.streams" in {problem.path for problem in BACKEND.problems(design)}

@@ -9,8 +9,11 @@ import numpy as np
 
 from dse.space.blocks import Rule
 from simulators.hardware.device import Device
+from simulators.workloads.compressed import CompressedAttention
 from simulators.workloads.experts import MixtureOfExperts
 from simulators.workloads.model import Parallel, Run, Transformer
+
+_ROUNDING = 1e-6  # of a sum of shares
 
 
 def parallel_rules(model: Any, run: Run, parallel: Parallel, **others: bool) -> Iterator[Rule]:
@@ -304,13 +307,42 @@ def _compressed_rules(model: Transformer, run: Run, parallel: Parallel) -> Itera
         for name, degree in (("cp", parallel.cp), ("pp", parallel.pp)):
             path_there = f"parallel.{name}"
             yield Rule(path_there, np.asarray(degree) > 1, f"{name} {rule}", degree, way_out=f"set {path_there}=1")
+    rule = "is not modelled of kinds of layers"
+    mixed = model.streams is not None and model.pattern is not None
+    yield Rule("model.streams", mixed, rule, model.streams, way_out="set model.streams=null")
     if model.compressed is not None:
-        also = model.latent is not None or model.window is not None or model.pattern is not None
-        rule = "is an attention of its own: model.latent, model.window and model.pattern are not combined with it"
-        yield Rule("model.compressed", also, rule, "", way_out="leave these out")
-        groups, tp = np.asarray(model.compressed.out_groups), np.asarray(parallel.tp)
-        rule = "does not divide the groups of heads of the output (model has {0})"
-        yield Rule("parallel.tp", groups % tp != 0, rule, parallel.tp, (groups,), "take a divisor")
+        yield from _own_attention_rules(model, model.compressed, parallel)
+
+
+def _own_attention_rules(model: Transformer, compressed: CompressedAttention, parallel: Parallel) -> Iterator[Rule]:
+    """What other attention has is refused beside that over compressed tokens, whose sizes fit one another."""
+    path = "model.compressed"
+    others = {name: getattr(model, name) for name in ("latent", "window", "pattern", "sinks", "out_gate")}
+    for name, part in others.items():
+        rule = f"is an attention of its own: model.{name} is not combined with it"
+        yield Rule(path, part not in (None, False), rule, "", way_out=f"leave model.{name} out")
+    rule = "is not 1: all heads share one key of attention over compressed tokens"
+    yield Rule(
+        "model.kv_heads", np.asarray(model.num_kv_heads) != 1, rule, model.num_kv_heads, way_out="set model.kv_heads=1"
+    )
+    shares: Any = sum((np.asarray(layers.share, float) for layers in compressed.layers), np.zeros(()))
+    rule = "has shares of layers that add up to {0}, more than all"
+    yield Rule(f"{path}.layers", shares > 1 + _ROUNDING, rule, None, (shares,), "lower the shares")
+    partly = any(
+        layers.index is not None and np.any(np.asarray(layers.index.share) != 1) for layers in compressed.layers
+    )
+    rule = "has an index of a share of its layers, which is not modelled"
+    yield Rule(f"{path}.layers", partly, rule, None, way_out="leave index.share out, or make layers of their own")
+    head = np.asarray(model.width_of_head)
+    wider = np.asarray(compressed.rope_dim) > head
+    rule = "is wider than a head (model.head_dim = {0})"
+    way = "take a width within a head"
+    yield Rule(f"{path}.rope_dim", wider, rule, compressed.rope_dim, (head,), way)
+    groups, tp, heads = (np.asarray(of) for of in (compressed.out_groups, parallel.tp, model.num_heads))
+    rule = "does not divide the heads (model has {0})"
+    yield Rule(f"{path}.out_groups", heads % groups != 0, rule, compressed.out_groups, (heads,), "take a divisor")
+    rule = "does not divide the groups of heads of the output (model has {0})"
+    yield Rule("parallel.tp", groups % tp != 0, rule, parallel.tp, (groups,), "take a divisor")
 
 
 def offload_rules(model: Any, run: Run, parallel: Parallel, system: Device) -> Iterator[Rule]:
