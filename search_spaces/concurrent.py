@@ -69,9 +69,7 @@ class Concurrent(CommEngineKnobs):
         """Tell whether the collective, launched second, gets the CUs of the GEMM's first workgroups that retire."""
         if self.comm_engine != "cu" or self.launch_order != "gemm_first" or self.partition:
             return False
-        library = system.gpu.gemm
-        retires = library.assignment == "static" and not library.persistent
-        return self.stream_priority == "communication" and retires
+        return self.stream_priority == "communication" and system.gpu.gemm.retires
 
     def lower(self, system: System, workload: Workload) -> TaskGraph:
         """Lower to a collective over all links and a GEMM, in two parts if the collective waits for its first wave."""

@@ -253,7 +253,7 @@ class Computation:
         waves = chunks[gpus[0]].waves
         dealt, _ = self.waves
         early = np.where(dealt > 1, (dealt - 1) / np.maximum(dealt, 1), 1.0)
-        first = early if self._system.gpu.gemm.assignment == "static" else np.ones_like(waves)
+        first = early if self._system.gpu.gemm.retires else np.ones_like(waves)
         if soonest:
             first = np.minimum(first, 1 / np.maximum(dealt, 1))
         transfers = between(self._add("gemm, early waves", [chunk.part(first) for chunk in chunks], []))

@@ -54,6 +54,18 @@ def test_priority_frees_no_cus_of_workgroups_that_persist(system: str) -> None:
     assert urgent == pytest.approx(first, rel=0.01) and urgent < 0.9 * second
 
 
+@pytest.mark.parametrize("system", ["h100_8", "h200_8", "b200_8"])
+@pytest.mark.parametrize("size", [4096, 8192])
+def test_a_collective_waits_for_all_of_a_gemm_whose_workgroups_persist(system: str, size: int) -> None:
+    """No CU is freed before: it takes its own time after the GEMM (starts.csv)."""
+    design = designed(system, size, **SECOND)
+    graph, (result,) = lower(design), BACKEND.evaluate([Batch(design)])
+    early = next(task for task, name in enumerate(graph.tasks) if "early waves" in name)
+    assert float(np.ravel(graph["work"])[early]) == 1
+    gemm_s, comm_s, both_s = (float(result.column(name)[0]) for name in ("gemm_s", "comm_s", "makespan_s"))
+    assert both_s >= (gemm_s + comm_s) * (1 - 1e-6)
+
+
 @pytest.mark.parametrize(("size", "share"), [(8192, 108 / 2048), (2048, 108 / 256)])
 def test_a_collective_of_high_priority_begins_when_the_first_wave_retires(size: int, share: float) -> None:
     """A tile on each of 108 SMs, of 2048 tiles of 256 x 128 and of 256 of 128 x 128."""

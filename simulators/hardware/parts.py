@@ -90,6 +90,11 @@ class GemmLibrary(Grown):
     cache_miss: Fraction
     serial_fraction: Fraction
 
+    @property
+    def retires(self) -> bool:
+        """Tell whether workgroups retire before the GEMM ends, so that other kernels get their CUs."""
+        return self.assignment == "static" and not self.persistent
+
 
 class CuCopy(Grown):
     """Data movement by kernels that run on CUs.

@@ -30,7 +30,7 @@ from simulators.overlap.simulation import OverlapSimulation, attributed, draw_sc
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.timeline import ForeignEngine, Timeline
 
-_VERSION = "20"  # of the physics and the metrics; raise it with every change that alters a result
+_VERSION = "21"  # of the physics and the metrics; raise it with every change that alters a result
 
 
 class OverlapBackend(Backend):
