@@ -78,17 +78,16 @@ def served_power(
         of_pool = step if generates else step_of(prompts or design)
         ranks = pool.ranks if generates else int(np.max(of_pool.parallel.dp))
         rates, busy = _rates(of_pool, traffic, pool.engines * ranks, computes=computes, generates=generates)
-        clock = unlimited_clock(power) * _asked(of_pool)
-        watts = np.minimum(drawn_w(power, of_pool, rates, clock, busy=busy), power.cap_w)
+        watts = np.minimum(drawn_w(power, of_pool, rates, _clock(of_pool, power), busy=busy), power.cap_w)
         total += float(np.max(watts)) * pool.engines * pool.gpus
     gpus = sum(pool.engines * pool.gpus for pool in pools)
     return ServedPower(total / gpus, total / traffic.tokens_per_s)
 
 
-def _asked(step: StepDesign) -> float:
-    """Clock that is asked for, over the highest one."""
-    asked = step.system.gpu.clock
-    return min(float(1.0 if asked is None else np.max(asked)), 1.0)
+def _clock(step: StepDesign, power: Power) -> float:
+    """Clock over `gpu.power.clock_hz`: the highest one of a board, or one below 1 that is asked for."""
+    asked = 1.0 if step.system.gpu.clock is None else float(np.max(step.system.gpu.clock))
+    return asked if asked < 1 else unlimited_clock(power)
 
 
 def _rates(

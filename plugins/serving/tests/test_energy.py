@@ -62,6 +62,20 @@ def test_a_board_below_its_limit_runs_at_its_highest_clock() -> None:
     assert boosted.gpu_w - POWER.idle_w < most * (plain.gpu_w - POWER.idle_w)
 
 
+def test_a_clock_that_is_asked_for_is_over_that_of_the_rates() -> None:
+    """As `gpu.clock` is everywhere: half of 1,742 MHz, not of the highest clock."""
+    traffic = ServedTraffic(500.0, 32.0, 1024.0, 256.0)
+    slow, usual = (
+        served_power(deployment("system.gpu.clock=0.5"), power, traffic)
+        for power in (POWER, POWER.model_copy(update={"boost_hz": None}))
+    )
+    assert slow is not None and usual is not None
+    assert slow.gpu_w == pytest.approx(usual.gpu_w)
+    highest, typed = (served_power(deployment(*words), POWER, traffic) for words in ((), ("system.gpu.clock=1",)))
+    assert highest is not None and typed is not None
+    assert slow.gpu_w < highest.gpu_w == typed.gpu_w
+
+
 def test_engines_of_prompts_draw_no_more_than_idling_between_them() -> None:
     few, some = (
         served_power(
