@@ -100,9 +100,7 @@ def groups_of(plan: Plan) -> tuple[dict[str, dict[str, Any]], dict[tuple[str, st
             groups[group] = {_CTAS: ctas if most is None else min(ctas, most)}
             paths[group, _CTAS] = (*(sites if any(of_sites) else ()), *([CTAS[axis]] if over_all else []))
     if beside:
-        first = any(
-            way.launch_order == "comm_first" or way.stream_priority == "communication" for way in beside.values()
-        )
+        first = any(way.launch_order == "comm_first" or way.stream_priority == _URGENT for way in beside.values())
         groups = {GROUP: {**groups.get(GROUP, {}), _FIRST: first}, **_without(groups, GROUP)}
         paths[GROUP, _FIRST] = sites
     return groups, paths

@@ -47,9 +47,9 @@ LINKS = (1.0, 1.5, 2.0, 4.0)
 _SWITCH_SMS = 8.0  # SMs that feed a switch whose rate of one CTA is not known (assumed: a few reach NVLink SHARP's)
 _ADDS = ("all_reduce", "reduce_scatter")
 _USUAL_BYTES = 64e6  # of a collective whose payload is not known, for ratios
-# a factor of 0 would make an empty task
 _OF_LIBRARY = r"(?i)nccl|rccl"  # in names of its kernels
 _OF_OTHERS = r"(?i)symk|multimem|nvls|symm_mem"  # in names of those over symmetric memory, and in the switch
+# a factor of 0 would make an empty task
 _LEAST_FACTOR = 1e-3  # on the time of a collective
 MANY = 2.0
 """Times as long as links need, from which on a collective waits for late ranks, or a link is slower."""
@@ -258,7 +258,7 @@ class Effects:
         return float(np.nansum(waited)) if np.isfinite(waited).any() else None
 
     def _by_library(self, places: Marks) -> bool:
-        """Tell whether kernels of the library run some collectives, among GPUs of one node."""
+        """Tell whether kernels of the library alone run some collectives, as far as known inside a node."""
         names = self.model.profile.kernels["name"][places]
         own = names.str.contains(_OF_LIBRARY, regex=True) & ~names.str.contains(_OF_OTHERS, regex=True)
         return bool(own.fillna(value=False).all()) and (self._median("group_size", places) or 0) <= self.node.num_gpus
