@@ -15,11 +15,12 @@ from dse.results.words import cell
 from dse.values.units import with_prefix
 from dse_deploy.step_calls import Call
 from simulators.costs.collective import library_cost
-from simulators.costs.other_software import Replacement, replacements
+from simulators.costs.other_software import Replacement, ratio_gpus, replacements
 
 _CUSTOM = ("custom_one_shot", "custom_two_shot", "aiter_custom")
 """Kernels that `disable-custom-all-reduce` turns off."""
 _SYMMETRIC = "nccl_symmetric"
+_SYMMETRIC_GPUS = 4  # min_world_size in vllm/distributed/device_communicators/all_reduce_utils.py of vllm-project/vllm
 _QUICK = {
     "quick_reduce:fp16": "FP",
     "quick_reduce:fp8": "INT8",
@@ -44,8 +45,13 @@ def without_custom_sums(calls: Sequence[Call], element: str) -> bool | None:
 
 
 def symmetric_sums(calls: Sequence[Call], element: str) -> bool | None:
-    """True where NCCL's symmetric memory is the fastest for each sum of a step; None elsewhere."""
+    """True where NCCL's symmetric memory is the fastest for each sum of a step; None elsewhere.
+
+    None also among fewer GPUs than vLLM gives it (`NCCL_SYMM_MEM_ALL_REDUCE_CONFIG`).
+    """
     sums = sums_of_tp(calls)
+    if any(call.ranks < _SYMMETRIC_GPUS for call in sums):
+        return None
     fastest = [next(iter(_replacements(call, element)), None) for call in sums]
     is_faster = (of is not None and of.name == _SYMMETRIC and of.seconds < of.library_s for of in fastest)
     return True if sums and all(is_faster) else None
@@ -80,7 +86,11 @@ def sum_lines(calls: Sequence[Call], element: str, constants: Sequence[str]) -> 
         fastest = next(iter(_replacements(call, element)), None)
         if constants and fastest is not None and fastest.seconds < fastest.library_s:
             size = with_prefix(call.payload_bytes, "byte")
-            times = f"{cell(fastest.seconds, 's')} by {fastest.name}, {cell(fastest.library_s, 's')} as planned"
+            least, _, most = (cell(ratio * fastest.library_s, "s") for ratio in fastest.ratios)
+            rests = f"{least} to {most} in 90 %, by measured times on {' and '.join(ratio_gpus())}"
+            times = (
+                f"{cell(fastest.seconds, 's')} by {fastest.name} ({rests}), {cell(fastest.library_s, 's')} as planned"
+            )
             yield f"all-reduces of {size} take {times}; no switch has the sizes of {' and '.join(constants)}"
 
 

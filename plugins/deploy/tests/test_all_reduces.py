@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dse.cli import main
@@ -11,6 +13,7 @@ from dse_deploy.all_reduces import quick_reduce, sum_lines, sums_of_tp, symmetri
 from dse_deploy.planned_step import PlannedStep
 from dse_deploy.step_calls import Call
 from simulators.costs.collective import collective_seconds
+from simulators.costs.other_software import ratio_error
 from simulators.hardware.machine import System, tree_of
 
 
@@ -47,6 +50,13 @@ def test_symmetric_memory_is_chosen_where_it_is_the_fastest(system: str, fastest
         assert times[0] < times[1]
 
 
+def test_symmetric_memory_is_not_chosen_among_fewer_gpus_than_vllm_gives_it() -> None:
+    assert symmetric_sums(calls("h100_8", batch=256, tp=4), "bf16") is True
+    among_two = calls("h100_8", batch=256, tp=2)
+    assert next(sum_lines(among_two, "bf16", ["SIZES"])).count("nccl_symmetric") == 1
+    assert symmetric_sums(among_two, "bf16") is None
+
+
 def test_custom_kernels_are_turned_off_only_where_they_lose_at_all_sizes_that_they_take() -> None:
     assert without_custom_sums(calls("h100_8", batch=200), "bf16") is None  # 3.3 MB: 0.66 of NCCL's time
     switched = calls("h100_8", "parallel.collectives=in_switch", batch=200)
@@ -69,6 +79,10 @@ def test_quick_reduce_is_chosen_in_formats_that_lose_nothing() -> None:
 def test_sizes_without_a_switch_are_told() -> None:
     (line,) = sum_lines(calls("h100_8"), "bf16", ["MAX_SIZES"])
     assert line.startswith("all-reduces of 1 MiB take") and "by nccl_symmetric" in line and "MAX_SIZES" in line
+    match = re.search(r"take ([\d.]+) µs by \w+ \(([\d.]+) µs to ([\d.]+) µs in 90 %, by measured times on h100", line)
+    assert match is not None, line
+    middle, least, most = (float(text) for text in match.groups())
+    assert (least, most) == pytest.approx((middle / np.exp(ratio_error()), middle * np.exp(ratio_error())), rel=0.01)
     assert not list(sum_lines(calls("h100_8"), "bf16", []))
     assert not list(sum_lines(calls("h100_8", tp=1), "bf16", ["MAX_SIZES"]))
 
