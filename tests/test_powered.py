@@ -343,6 +343,10 @@ def test_an_interval_of_power_is_no_higher_than_the_limit_and_says_what_it_rests
     assert unmeasured.basis.endswith("rows of other GPUs")
     assert served.low < 600 < served.high
     assert served.basis == "9 rows and those of other GPUs"
+    # of A100 kernels alone were measured, whose watts are far surer than those of engines that serve
+    of_engines = PowerInterval.of(gpus["a100_8"], 300.0, "served", cap_w=power_of("a100_8").cap_w)
+    assert of_engines.low < measured.low and of_engines.high > measured.high
+    assert of_engines.basis.endswith("rows of kernels and other GPUs")
     assert PowerInterval.of(gpus["a100_8"], 395.0, "kernels", cap_w=power_of("a100_8").cap_w).high == 400.0
 
 

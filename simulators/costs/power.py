@@ -152,11 +152,16 @@ class PowerInterval:
 
         cap_w: the limit, above which a board does not draw.
         """
-        group = shipped_residuals().of("power", name_in_tables(gpu), key, traits={"gpu": name_in_tables(gpu)})
+        tables, name = shipped_residuals(), name_in_tables(gpu)
+        keys = {group.key for group in tables.groups if group.kind == "power" and name in group.gpu.split()} - {""}
+        # watts of kernels say little of engines that serve on the same GPU
+        apart = bool(keys) and key not in keys
+        group = tables.of("power", ANY if apart else name, key, traits={"gpu": name})
         low, high = (float(end) for end in group.interval(watts))
         # few rows borrow the interval of all
         borrowed = " and those of other GPUs" if group.basis.startswith("borrows") else ""
-        others = " of other GPUs" if group.gpu == ANY else borrowed
+        elsewhere = f" of {' and '.join(sorted(keys))} and other GPUs" if apart else " of other GPUs"
+        others = elsewhere if group.gpu == ANY else borrowed
         basis = "a guess" if group.is_guess else f"{group.rows} rows{others}{unmeasured_text(group)}"
         return cls(min(low, cap_w), min(high, cap_w), (low / watts, high / watts), basis)
 
