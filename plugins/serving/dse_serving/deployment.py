@@ -274,7 +274,7 @@ class Deployment:
             if pool.kv_pages == 0:
                 needed, room_gb = pool.times.weight_bytes / 1e9, scheduler.memory * pool.times.room_bytes / 1e9
                 rule = f"has weights of {needed:,.1f} GB, which leave no room for keys and values"
-                way = "use more GPUs, or a smaller format, such as run.weights=fp8"
+                way = "use more GPUs, or a smaller format, such as run.weights=fp8 or mxfp4"
                 check.add("model", f"{rule} in {room_gb:,.1f} GB of a GPU", way_out=way)
             elif largest > room:
                 rule = f"is more than the keys and values that an engine holds ({room:,} tokens)"

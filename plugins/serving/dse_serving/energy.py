@@ -34,6 +34,7 @@ from simulators.steps.powered import DRAWS, drawn_w
 from simulators.steps.run.measures import measure
 
 Floats = NDArray[np.float64]
+_AT_LIMIT = 0.005  # share of the limit below which a board is taken to be at it
 
 
 @dataclass(frozen=True)
@@ -141,5 +142,7 @@ def power_line(
     watts = f"{served.gpu_w:,.0f} W a GPU of {power.cap_w:,.0f} W ({interval.low:,.0f} to {interval.high:,.0f})"
     joules = f"{cell(served.token_j, 'J')} ({' to '.join(cell(end * served.token_j, 'J') for end in ends)})"
     rests = f"90 %, by {interval.basis}"
+    if served.gpu_w > (1 - _AT_LIMIT) * float(np.max(power.cap_w)):
+        rests += "; at its limit, which lowers the rate: not counted"
     text = f"power: {watts}, {joules} a generated token with its share of the prompt"
     yield f"{text}, {1e6 / served.token_j:,.0f} tokens/s a MW of GPUs ({rests})"

@@ -142,16 +142,27 @@ def read_served(path: Path = TABLE) -> list[ServedRow]:
 
 def unfitted(rows: Sequence[ServedRow]) -> Iterator[ServedRow]:
     """Yield the rows whose watts are not among those that were fitted."""
-    fitted = {round(row.watts, 2) for row in read_served()}
-    yield from (row for row in rows if round(row.watts, 2) not in fitted)
+    fitted = {_identity(row) for row in read_served()}
+    yield from (row for row in rows if _identity(row) not in fitted)
+
+
+def _identity(row: ServedRow) -> tuple[str, str, float]:
+    """What is the same in a row of any table: its GPU, engines and requests, and watts to the last printed digit."""
+    return row.cells["gpu"].lower(), row.name, round(row.watts, 2)
 
 
 def fit_tree(rows: Sequence[ServedRow], power: Power) -> float:
-    """`power.tree_w` with which the mean logarithm of the errors of the watts of rows is zero."""
+    """`power.tree_w` with which the mean logarithm of the errors of the watts of rows is zero.
+
+    Raises ConfigError where none between 0 and the board's limit does.
+    """
     from scipy.optimize import brentq
 
     def off(tree_w: float) -> float:
         tried = power.model_copy(update={"tree_w": tree_w})
         return float(np.mean([np.log(row.drawn(tried).gpu_w / row.watts) for row in rows]))
 
+    if off(0.0) > 0 or off(power.board_w) < 0:
+        rule = f"has no value up to the board's {power.board_w:,.0f} W with which these rows are right"
+        raise ConfigError([Problem("system.gpu.power.tree_w", rule, ", ".join(row.name for row in rows))])
     return float(brentq(off, 0.0, power.board_w))
