@@ -79,7 +79,9 @@ def replacements(
     for call in _calls(pattern, payload_bytes, group, element):
         cost = collective_cost(pattern, call, payload_bytes, group, element_bytes=_ELEMENT_BYTES)
         ctas = held_ctas(call, group.machine, int(np.max(np.asarray(group.num_gpus))), pattern)
-        chosen.append(Replacement(call.name, float(cost.seconds), library_s, ctas or 0))
+        # what holds an unknown number of CUs slows the work beside it by an unknown amount
+        if ctas is not None:
+            chosen.append(Replacement(call.name, float(cost.seconds), library_s, ctas))
     return sorted(chosen, key=lambda replacement: (replacement.seconds, replacement.name))
 
 
