@@ -156,8 +156,8 @@ class PlannedStep:
         machine = self.backend.design(tree).system
         calls = calls_of(self.step(tree), machine)
         gpu, ctas = machine.gpu, {path: self._most_ctas(tree, path) for path in dict.fromkeys(CTAS.values())}
-        known = replace(ModelFacts.of(tree), calls=calls, precision=str(get_path(tree, "run.precision")))
-        return replace(known, gpu=str(gpu.name), num_cus=int(gpu.num_cus), most_ctas=ctas)
+        facts = replace(ModelFacts.of(tree), calls=calls, precision=str(get_path(tree, "run.precision")))
+        return replace(facts, gpu=str(gpu.name), num_cus=int(gpu.num_cus), most_ctas=ctas)
 
     def _most_ctas(self, tree: Mapping[str, Any], path: str) -> int:
         """The most CTAs that a knob of an axis may have; 0 where the step may have none."""

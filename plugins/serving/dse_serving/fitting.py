@@ -105,8 +105,10 @@ class _Fit:
         software, later, first = _with_speeds(values), [], []
         for row in self._rows:
             server = settings()["servers"][row.cells["backend"]]
-            own = {path.removeprefix(f"{server}."): value for path, value in values.items() if path.startswith(server)}
-            changes = {"acceptance": values["acceptance"], **{name: values[name] for name in _SHARED}, **own}
+            software_times = {
+                path.removeprefix(f"{server}."): value for path, value in values.items() if path.startswith(server)
+            }
+            changes = {"acceptance": values["acceptance"], **{name: values[name] for name in _SHARED}, **software_times}
             point = self._predictor.predict(row, changes, software)
             # a row that is refused counts as fitted, so that the number of residuals stays
             later.append(0.0 if point is None else np.log1p(point.tpot_error))

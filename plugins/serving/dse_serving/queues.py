@@ -57,9 +57,9 @@ def holds_prompts(state: Any, e: int, pool: int) -> bool:
     """Tell whether prompts that wait are too few for all ranks, or for a step, and have not waited too long; count the
     steps.
     """
-    ranks, waiting, held = state.limits[pool, at.RANKS], state.engine[e, at.SEEN], state.engine[e, at.HELD]
-    holds = 0 < waiting < ranks and held < state.limits[pool, at.GATHERED] and state.engine[e, at.RUNNING] >= ranks
-    if waiting > 0 and held < state.limits[pool, at.WAITED] and state.engine[e, at.RUNNING] > 0:
+    ranks, waiting, steps = state.limits[pool, at.RANKS], state.engine[e, at.SEEN], state.engine[e, at.HELD]
+    holds = 0 < waiting < ranks and steps < state.limits[pool, at.GATHERED] and state.engine[e, at.RUNNING] >= ranks
+    if waiting > 0 and steps < state.limits[pool, at.WAITED] and state.engine[e, at.RUNNING] > 0:
         holds = tokens_that_wait(state, e, pool) < state.limits[pool, at.WAITED_TOKENS]
     for place in range(state.engine[e, at.RUNNING]):
         request = state.running[e, place]

@@ -54,14 +54,14 @@ def compressed_attention(sizes: Sizes, compressed: CompressedAttention) -> Itera
 def _compressors(sizes: Sizes, compressed: CompressedAttention, layers: CompressedLayers) -> Iterator[Op]:
     """What makes entries of a ratio, and picks those that are read."""
     share, name = np.asarray(layers.share, float), f"{layers.ratio}"
-    made = 2 * layers.overlap * sizes.head
-    yield Op(f"compress {name}", "linear", "forward", product(made, sizes.tokens, sizes.hidden), count=share)
+    widths = 2 * layers.overlap * sizes.head
+    yield Op(f"compress {name}", "linear", "forward", product(widths, sizes.tokens, sizes.hidden), count=share)
     if (index := layers.index) is None:
         return
     width, heads = np.asarray(index.width, float), np.asarray(index.heads, float)
     rank, ratio = np.asarray(compressed.q_rank, float), np.asarray(layers.ratio, float)
-    made = 2 * layers.overlap * width + heads
-    yield Op(f"index keys {name}", "linear", "forward", product(made, sizes.tokens, sizes.hidden), count=share)
+    widths = 2 * layers.overlap * width + heads
+    yield Op(f"index keys {name}", "linear", "forward", product(widths, sizes.tokens, sizes.hidden), count=share)
     yield Op(f"index queries {name}", "linear", "forward", product(heads * width, sizes.tokens, rank), count=share)
     entries = sizes.keys / ratio
     read = sizes.cached_element * sizes.sequences * entries * width + sizes.element * sizes.tokens * heads * width
@@ -74,8 +74,8 @@ def _core(sizes: Sizes, compressed: CompressedAttention) -> Op:
     decodes, head = sizes.run.mode == "decode", sizes.head
     entries = compressed.entries(sizes.keys) if decodes else compressed.mean_entries(sizes.keys)
     # of a prompt, entries are read by all queries of a tile at once, and stay in the caches
-    kept = sizes.sequences * (entries if decodes else compressed.entries(sizes.keys)) * head
-    moved = sizes.cached_element * kept + 2 * sizes.element * sizes.tokens * sizes.heads * head
+    cached = sizes.sequences * (entries if decodes else compressed.entries(sizes.keys)) * head
+    moved = sizes.cached_element * cached + 2 * sizes.element * sizes.tokens * sizes.heads * head
     flop = 4 * sizes.tokens * entries * sizes.heads * head  # products with keys and with values
     return Op("flash", "attention", "forward", _attention_stream(sizes, moved, flop))
 
@@ -92,11 +92,13 @@ def compressed_weights(sizes: Sizes, compressed: CompressedAttention) -> Any:
     weights = rank * (hidden + sizes.heads * head + 1) + hidden * head + head  # with norms of both latents
     weights = weights + width * sizes.heads * head + hidden * groups * width / sizes.tp
     for layers in compressed.layers:
-        made = 2 * layers.overlap * head * hidden
+        of_layer = 2 * layers.overlap * head * hidden
         if (index := layers.index) is not None:
             of_index = np.asarray(index.width, float), np.asarray(index.heads, float)
-            made = made + hidden * (2 * layers.overlap * of_index[0] + of_index[1]) + rank * of_index[0] * of_index[1]
-        weights = weights + np.asarray(layers.share, float) * made
+            of_layer = (
+                of_layer + hidden * (2 * layers.overlap * of_index[0] + of_index[1]) + rank * of_index[0] * of_index[1]
+            )
+        weights = weights + np.asarray(layers.share, float) * of_layer
     return weights
 
 
@@ -114,8 +116,8 @@ def residual_streams(sizes: Sizes) -> Iterator[Op]:
     if sizes.model.streams is None:
         return
     number = np.asarray(sizes.model.streams, float)
-    made = number**2 + 2 * number
-    mixed = product(made, sizes.tokens, number * sizes.hidden)
+    outputs = number**2 + 2 * number
+    mixed = product(outputs, sizes.tokens, number * sizes.hidden)
     yield Op("mix weights", "linear", "forward", mixed, count=_HALVES, unnarrowed=True)
     moved = sizes.element * (4 * number + 2) * sizes.own
     work = Stream(moved, kernels=2.0, like="add", like_bytes=moved)

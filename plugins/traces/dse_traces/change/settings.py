@@ -260,8 +260,11 @@ class Effects:
     def _by_library(self, places: Marks) -> bool:
         """Tell whether kernels of the library alone run some collectives, as far as known inside a node."""
         names = self.model.profile.kernels["name"][places]
-        own = names.str.contains(_OF_LIBRARY, regex=True) & ~names.str.contains(_OF_OTHERS, regex=True)
-        return bool(own.fillna(value=False).all()) and (self._median("group_size", places) or 0) <= self.node.num_gpus
+        is_library = names.str.contains(_OF_LIBRARY, regex=True) & ~names.str.contains(_OF_OTHERS, regex=True)
+        return (
+            bool(is_library.fillna(value=False).all())
+            and (self._median("group_size", places) or 0) <= self.node.num_gpus
+        )
 
     def _median(self, name: str, places: Marks) -> float | None:
         """The median of what is known of some kernels in a column; None where it is known of none."""

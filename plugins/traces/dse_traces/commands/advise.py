@@ -192,8 +192,8 @@ def _software(advice: Advice) -> Iterator[Table | str]:
     for group in shown:
         for place, verdict in enumerate(of for of in advice.software if of.group == group):
             first = group if place == 0 else ""
-            held = f"{verdict.software.num_ctas:g}"
-            table.add_row(first, verdict.software.name, held, verdict.verdict, _interval(verdict.gain))
+            num_sms = f"{verdict.software.num_ctas:g}"
+            table.add_row(first, verdict.software.name, num_sms, verdict.verdict, _interval(verdict.gain))
     yield table
     yield f"  90 %, by measured times on {' and '.join(ratio_gpus())}: python -m dse machine libraries"
 
