@@ -2,7 +2,8 @@
 
 Both give short sums of tp to kernels of their own, and to quick reduce on MI300. Which sizes a kernel takes is a
 constant of their code for most of them; switches are those of `conf/data/framework_settings.yaml`. Times are those of
-`python -m dse machine libraries` (`simulators.costs.other_software`).
+`python -m dse machine libraries` (`simulators.costs.other_software`). A switch is written where a kernel is surely
+faster than what the plan has, by 90 % of measured ratios of that GPU.
 """
 
 from __future__ import annotations
@@ -39,13 +40,14 @@ def sums_of_tp(calls: Sequence[Call]) -> list[Call]:
 
 
 def without_custom_sums(calls: Sequence[Call], element: str) -> bool | None:
-    """True where the library, or the switch, is faster at each size that custom kernels take; None elsewhere."""
-    taken = [of for call in sums_of_tp(calls) for of in _replacements(call, element) if of.name in _CUSTOM]
-    return True if taken and all(of.seconds > of.library_s for of in taken) else None
+    """True where the library, or the switch, is surely faster at each size of custom kernels; None elsewhere."""
+    sums = sums_of_tp(calls)
+    taken = [of for call in sums for of in _replacements(call, element) if of.name in _CUSTOM]
+    return True if taken and all(map(_is_measured, sums)) and all(of.ratios[0] > 1 for of in taken) else None
 
 
 def symmetric_sums(calls: Sequence[Call], element: str) -> bool | None:
-    """True where NCCL's symmetric memory is the fastest for each sum of a step; None elsewhere.
+    """True where NCCL's symmetric memory is the fastest for each sum of a step, and surely so; None elsewhere.
 
     None also among fewer GPUs than vLLM gives it (`NCCL_SYMM_MEM_ALL_REDUCE_CONFIG`).
     """
@@ -53,25 +55,25 @@ def symmetric_sums(calls: Sequence[Call], element: str) -> bool | None:
     if any(call.ranks < _SYMMETRIC_GPUS for call in sums):
         return None
     fastest = [next(iter(_replacements(call, element)), None) for call in sums]
-    is_faster = (of is not None and of.name == _SYMMETRIC and of.seconds < of.library_s for of in fastest)
-    return True if sums and all(is_faster) else None
+    is_faster = (of is not None and of.name == _SYMMETRIC and of.ratios[-1] < 1 for of in fastest)
+    return True if sums and all(map(_is_measured, sums)) and all(is_faster) else None
 
 
 def quick_reduce(calls: Sequence[Call], element: str) -> tuple[str, int] | None:
     """Format of quick reduce that sends what it is given, and the largest size [MiB] up to which it is the fastest.
 
-    None where no sum of a step is faster by it.
+    None where no sum of a step is surely faster by it.
     """
-    for call in sums_of_tp(calls):
+    for call in filter(_is_measured, sums_of_tp(calls)):
         fastest = next(iter(_replacements(call, element)), None)
-        if fastest is None or fastest.name not in _QUICK or fastest.seconds >= fastest.library_s:
+        if fastest is None or fastest.name not in _QUICK or fastest.ratios[-1] >= 1:
             continue
         largest = max(
             size
             for size in (call.payload_bytes, *_SIZES)
             if (of := next(iter(_replacements(call, element, size)), None)) is not None
             and of.name == fastest.name
-            and of.seconds < of.library_s
+            and of.ratios[-1] < 1
         )
         return _QUICK[fastest.name], -(-largest // _MIB)
     return None
@@ -92,6 +94,11 @@ def sum_lines(calls: Sequence[Call], element: str, constants: Sequence[str]) -> 
                 f"{cell(fastest.seconds, 's')} by {fastest.name} ({rests}), {cell(fastest.library_s, 's')} as planned"
             )
             yield f"all-reduces of {size} take {times}; no switch has the sizes of {' and '.join(constants)}"
+
+
+def _is_measured(call: Call) -> bool:
+    """Tell whether ratios of times were measured on the GPU of a call."""
+    return call.group.machine is not None and str(call.group.machine.gpu.name) in ratio_gpus()
 
 
 def _replacements(call: Call, element: str, size: int | None = None) -> list[Replacement]:
