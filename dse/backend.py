@@ -249,7 +249,8 @@ class Backend:
     A backend may derive from this class; one that does not is given these defaults where it has no such member
     (`complete`). batch: how many designs it likes to be given in one call. relations: metrics relative to a baseline.
     bounds: metrics that `bound` adds to a finished point. is_isolated: designs are evaluated in worker processes from
-    the start, so that one that ends its process does not end this one.
+    the start, so that one that ends its process does not end this one. takes_any_keys: designs are sections of any
+    keys, of which those with dots are paths.
     """
 
     version: str
@@ -258,6 +259,7 @@ class Backend:
     bounds: Mapping[str, Metric] = MappingProxyType({})
     batch: int = 1
     is_isolated: bool = False
+    takes_any_keys: bool = False
 
     @property
     def described(self) -> Mapping[str, Metric]:

@@ -24,6 +24,7 @@ from dse.results.agreement import compare, tau
 from dse.study.fidelity import excess, point_at_level
 from dse.study.levels import plain_design
 from dse.study.plan import plan
+from simulators.external.sections import SectionsBackend
 
 NAMES = "space.schedule.name=choice(serial,hetero_fused_1d,uniform_fused_1d)"
 SMALL = [
@@ -313,9 +314,18 @@ def test_a_level_without_the_objective_is_refused_with_the_way_out() -> None:
 def test_a_key_with_dots_of_a_mapping_stays_a_key_for_a_backend_of_another_kind() -> None:
     planned = powered("study=conccl", "workload.only=[70b_qkv-equal-ag]")
     space = next(iter(planned.spaces.values()))
-    tree = plain_design(space.backend, space.base)
+    tree = plain_design(space.backend, space.base, space.backend)
     weights = space.backend.design(space.base).system.cost_weights
     assert any("." in key for key in weights)
     assert tree["system"]["cost_weights"] == dict(weights)
     assert tree["system"]["name"] == "a100_8"
     assert "sources" not in tree["system"]
+
+
+def test_a_key_with_dots_is_a_path_for_a_backend_that_takes_any_keys() -> None:
+    planned = powered("study=conccl", "workload.only=[70b_qkv-equal-ag]")
+    space = next(iter(planned.spaces.values()))
+    tree = plain_design(space.backend, space.base, SectionsBackend())
+    weights = space.backend.design(space.base).system.cost_weights
+    assert tree["system"]["cost_weights"]["gpu"]["num_cus"] == weights["gpu.num_cus"]
+    assert not any("." in key for key in tree["system"]["cost_weights"])

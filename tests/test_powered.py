@@ -230,6 +230,16 @@ def test_a_step_at_the_boards_own_limit_is_a_plain_step_where_its_clock_is_known
     assert tokens * energy * gpus == pytest.approx(rate * limited.column("iteration_s")[0])
 
 
+@pytest.mark.parametrize("cap_w", [700.0, 450.0])
+def test_an_epoch_of_many_lengths_has_a_clock(cap_w: float) -> None:
+    epoch = {"lengths": shipped("lengths")["iwslt15"], "iterations": shipped("iterations")["seqpoint"]}
+    tree = step_tree("h100_8", {"run.batch": 8}) | epoch
+    tree["system"]["gpu"]["power"]["cap_w"] = cap_w
+    (results,) = PoweredStepBackend().evaluate([Batch(PoweredStepBackend().design(tree))])
+    assert results.ok.all(), results.texts
+    assert 0 < results.column("mean_w")[0] <= cap_w * (1 + 1e-9)
+
+
 @pytest.mark.parametrize(("system", "overrides"), STEPS)
 def test_a_lower_limit_never_makes_a_step_faster(system: str, overrides: dict[str, Any]) -> None:
     limits = np.linspace(0.5, 1.0, 11) * power_of(system).board_w

@@ -157,7 +157,7 @@ def point_at_level(plan: Plan, level: Level, scenario: str, point: Assignment) -
         # what the space knows is of the study's backend
         (block,) = replace(space, backend=backend, known=Memo()).resolve(point)
         return block
-    return Points(point, {}, backend.design(plain_design(plan.backend, space.tree(point))))
+    return Points(point, {}, backend.design(plain_design(plan.backend, space.tree(point), backend)))
 
 
 class _Ladder:

@@ -38,15 +38,16 @@ def same_designs(one: BackendSpec, other: BackendSpec) -> bool:
     return any(isinstance(first, type(second)) for first, second in (backends, backends[::-1]))
 
 
-def plain_design(backend: Backend, tree: Tree) -> dict[str, Any]:
-    """Return the validated values of a study's design as a tree, numbers in SI units, for a backend of another kind.
+def plain_design(backend: Backend, tree: Tree, level: Backend) -> dict[str, Any]:
+    """Return the validated values of a study's design as a tree, numbers in SI units, for a level's backend of another
+    kind.
 
     Labels are left out except the names of the sections. A field with dots in its name is a path, as external programs
-    have them; a key of a mapping, such as `gpu.idle_w` of weights, is a name.
+    have them; so is a key of a mapping, such as `gpu.idle_w` of weights, if the level's backend takes any keys.
     """
     nested = dict[str, Any]()
     for section, part in backend.design(tree):
-        values = _plain(part)
+        values = _plain(part, paths=level.takes_any_keys)
         # names are labels, which values leave out
         if isinstance(values, dict) and (name := getattr(part, "name", None)):
             values["name"] = name
@@ -54,18 +55,23 @@ def plain_design(backend: Backend, tree: Tree) -> dict[str, Any]:
     return nested
 
 
-def _plain(value: Any) -> Any:
-    """Return a value with models as mappings, and their labels left out; what lists hold is as it is stored."""
-    if isinstance(value, BaseModel):
+def _plain(value: Any, *, paths: bool) -> Any:
+    """Return a value with models as mappings, and their labels left out; what lists hold is as it is stored.
+
+    paths: whether keys of mappings are paths.
+    """
+    if isinstance(value, BaseModel) or (paths and isinstance(value, Mapping)):
         nested = dict[str, Any]()
-        for name, item in value:
-            if name not in LABELS:
-                _put_nested(nested, name, _plain(item))
+        for name, item in value if isinstance(value, BaseModel) else value.items():
+            if name not in LABELS or not isinstance(value, BaseModel):
+                _put_nested(nested, str(name), _plain(item, paths=paths))
         return nested
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _plain(item, paths=paths) for key, item in value.items()}
     if isinstance(value, tuple):
-        return [item.model_dump(mode="json") if isinstance(item, BaseModel) else _plain(item) for item in value]
+        return [
+            item.model_dump(mode="json") if isinstance(item, BaseModel) else _plain(item, paths=paths) for item in value
+        ]
     return value
 
 
@@ -139,7 +145,8 @@ def check_level(
             )
     try:
         bases = {
-            name: space.base if alike else plain_design(study_backend, space.base) for name, space in spaces.items()
+            name: space.base if alike else plain_design(study_backend, space.base, backend)
+            for name, space in spaces.items()
         }
         backend.sections(next(iter(bases.values())))  # raises where one is missing
         validate(backend, bases)

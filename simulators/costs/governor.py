@@ -111,6 +111,9 @@ def at_shares(batch: Batch, shares: Floats) -> Batch:
     # the clock comes first, so that all designs of one share follow one another
     others = {path: values for path, values in batch.axes.items() if path != CLOCK}
     slower: BaseModel = put(design, CLOCK, float(shares[0] * clocks[0]))
+    # a design with an axis of its own, as that of the lengths of an epoch, takes no other
+    if batch.size * len(shares) == 1:
+        return Batch(slower)
     return Batch(slower, {CLOCK: np.multiply.outer(shares, clocks).reshape(-1), **others})
 
 

@@ -36,6 +36,8 @@ class ExternalDesign(BaseModel):
 class SectionsBackend(Backend):
     """A backend whose designs are sections of values under any names."""
 
+    takes_any_keys = True
+
     def sections(self, tree: Tree) -> None:
         """Check that sections hold keys; `scenarios` is optional."""
         check = Problems()

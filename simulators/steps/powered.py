@@ -48,7 +48,10 @@ class PoweredStepBackend(StepBackend):
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """Metrics at the clocks that power allows."""
-        return [_with_tokens(results) for results in governed(batches, super().evaluate, _draw_of, together=self.batch)]
+        # lengths of an epoch are an axis of their own, so that it is computed at one clock after the other
+        of_epoch = any(getattr(batch.design, "lengths", None) is not None for batch in batches)
+        together = 1 if of_epoch else self.batch
+        return [_with_tokens(results) for results in governed(batches, super().evaluate, _draw_of, together=together)]
 
     def draw(
         self, designs: Sequence[BaseModel], *, samples: int, seed: int, exact: Sequence[str] = ()
