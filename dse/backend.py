@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from dse.errors import Problem
 from dse.values import LABELS, put
+from dse.values.grids import along, pieces
 
 Status = Literal["ok", "infeasible", "unsupported", "failed", "invalid"]
 STATUSES: tuple[Status, ...] = get_args(Status)  # stored as indices: append only
@@ -102,27 +103,6 @@ class Batch:
             return
         for axes in pieces(self.axes, most):
             yield Batch(Batch(self.design, axes).at(0), axes)
-
-
-def along(axes: Mapping[str, NDArray[Any]], path: str) -> NDArray[Any]:
-    """The values of one axis at every point of a grid, [points]."""
-    before = [1] * list(axes).index(path)
-    after = [1] * (len(axes) - 1 - len(before))
-    shape = [len(values) for values in axes.values()]
-    return np.broadcast_to(axes[path].reshape([*before, -1, *after]), shape).reshape(-1)
-
-
-def pieces(axes: Mapping[str, NDArray[Any]], most: int) -> Iterator[Mapping[str, NDArray[Any]]]:
-    """The grid of some axes as smaller grids in the same order, each of at most `most` points."""
-    size = math.prod(len(values) for values in axes.values())
-    if size <= most:
-        yield axes
-        return
-    path = next(path for path, values in axes.items() if len(values) > 1)
-    values = axes[path]
-    step = max(1, most // (size // len(values)))  # whole rows of the later axes, so that the order stays
-    for first in range(0, len(values), step):
-        yield from pieces({**axes, path: values[first : first + step]}, most)
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel
 
-from dse.backend import Backend, Batch, Canonical, Results, Tree, along, pieces
+from dse.backend import Backend, Batch, Canonical, Results, Tree
 from dse.errors import Problem
 from dse.values import LABELS, Keys, Memo, content_keys, distinct, grid_content_keys, leaves, put
+from dse.values.grids import along, pieces
 
 Assignment = dict[str, Any]
 

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from dse.backend import STATUSES, Backend, Batch, Columns, Replay, Results, Tree, pieces
+from dse.backend import STATUSES, Backend, Batch, Columns, Replay, Results, Tree
 from dse.errors import Problem
 from dse.space.blocks import Grid, Rule, grids, problems, reasons, results_by_batch, split
 from dse.values import Memo, has_axis, put
+from dse.values.grids import pieces
 from simulators.hardware.network import link_rules
 from simulators.hardware.schedule_system import ScheduleSystem
 from simulators.overlap.design import (
