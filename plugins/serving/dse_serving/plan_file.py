@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from dse.config.options import list_options
 from dse.errors import ConfigError, Problem, Problems
 from dse.errors.parsing import parse_yaml
 from dse.files import read_text
-from dse_serving.design import Serving, deployment_of
+from dse_serving.deployment import Scheduler
+from dse_serving.design import Server, Serving, deployment_of
 from dse_serving.overlaps import context_octave
+from simulators.workloads.model_zoo import option_tree
 
 _DEGREES = ("tp", "pp", "dp", "ep")
 _FORMATS = ("precision", "products", "weights", "kv_cache")
@@ -22,13 +25,15 @@ _MOST_BYTES = 1 << 20
 
 
 def plan_tree(design: Serving) -> dict[str, Any]:
-    """The plan of a deployment: degrees, formats, limits of its scheduler, and its engines."""
-    engines, scheduler = design.engines, design.server.scheduler
+    """The plan of a deployment: degrees, formats, its engines, and of its scheduler the limits and what the software
+    does not have as it comes.
+    """
+    engines = design.engines
     formats = {name: getattr(design.run, name) for name in _FORMATS}
     tree: dict[str, dict[str, Any]] = {
         "parallel": {name: int(getattr(design.parallel, name)) for name in _DEGREES},
         "run": {name: str(value) for name, value in formats.items() if value is not None},
-        "server": {"name": design.server.name, "scheduler": {name: getattr(scheduler, name) for name in _SCHEDULER}},
+        "server": {"name": design.server.name, "scheduler": _scheduler_tree(design.server)},
         "engines": {"replicas": design.replicas, "apart": engines.apart, "overlap": usual_overlap(design)},
     }
     if engines.apart:
@@ -39,6 +44,14 @@ def plan_tree(design: Serving) -> dict[str, Any]:
     if engines.expert_gpus:
         tree["engines"]["expert_gpus"] = int(engines.expert_gpus)
     return tree
+
+
+def _scheduler_tree(server: Server) -> dict[str, Any]:
+    """Limits of a scheduler, and its options that are not those of the software as it comes."""
+    usual = option_tree("server", server.name)["scheduler"] if server.name in list_options("server") else {}
+    shipped = Scheduler.model_validate(usual)
+    names = (name for name in usual if getattr(server.scheduler, name) != getattr(shipped, name))
+    return {name: getattr(server.scheduler, name) for name in dict.fromkeys((*_SCHEDULER, *names))}
 
 
 def usual_overlap(design: Serving) -> str:

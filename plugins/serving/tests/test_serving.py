@@ -324,6 +324,16 @@ def test_settings_are_those_of_each_rank_as_software_counts_them(server: str) ->
     assert plan_tree(point)["server"]["scheduler"]["tokens"] == scheduler.tokens
 
 
+def test_options_that_were_typed_go_with_the_plan(tmp_path: Path) -> None:
+    typed = ["server=sglang", "server.scheduler.read_steps=30", "server.scheduler.drafts=2"]
+    tree = plan_tree(design(*SMALL, *typed))
+    assert {"read_steps": 30, "drafts": 2}.items() <= tree["server"]["scheduler"].items()
+    assert "prompt_graphs" not in tree["server"]["scheduler"]  # as the software has it
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(tree))
+    words = words_of_plan(tmp_path / "plan.yaml")
+    assert {"server=sglang", "server.scheduler.read_steps=30", "server.scheduler.drafts=2"} <= set(words)
+
+
 @pytest.mark.slow
 def test_stages_of_a_pipeline_share_layers_and_latency() -> None:
     words = ["model=llama3_70b", "traffic.concurrency=1", "traffic.requests=8", "traffic.input.kind=fixed"]
