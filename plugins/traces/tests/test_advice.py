@@ -125,7 +125,7 @@ def test_what_moves_by_copy_engines_takes_the_time_of_software_that_uses_them() 
 
 
 def test_software_pays_surely_only_where_its_ratio_was_measured() -> None:
-    def verdicts(payload: float, system: str = "h100_8", name: str = SUM) -> dict[str, str]:
+    def verdicts(payload: float | None, system: str = "h100_8", name: str = SUM) -> dict[str, str]:
         judged = software_verdicts(what_ifs(serial(name, payload=payload), system))
         return {of.software.name: of.verdict for of in judged}
 
@@ -134,6 +134,8 @@ def test_software_pays_surely_only_where_its_ratio_was_measured() -> None:
     assert verdicts(2.0**26)["symm_mem_two_shot"] == HARDLY
     assert verdicts(2.0**18, "mi300x_8")["aiter_custom"] == PERHAPS
     assert verdicts(2.0**12, name=GATHER)["nccl_copy_engine"] == NO
+    # of an unknown size nothing is sure, however much it gains
+    assert verdicts(None) and SURELY not in verdicts(None).values() and PERHAPS in verdicts(None).values()
     rank = advise_ranks(late(0))
     assert {of.verdict for of in software_verdicts(rank) if of.software.ratio < 0.6} == {SURELY}
 

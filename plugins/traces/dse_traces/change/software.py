@@ -61,13 +61,14 @@ def _verdicts(what_ifs: WhatIfs, group: int, name: str) -> Iterator[SoftwareVerd
     gains = (what_ifs.recorded_s - what_ifs.seconds(plans)).reshape(len(choices), 3, -1)
     for of, cases in zip(choices, gains, strict=True):
         gain = Estimate(float(cases.min()), float(cases[1, EXPECTED]), float(cases.max()))
-        yield SoftwareVerdict(name, of, gain, _verdict(what_ifs, gain))
+        yield SoftwareVerdict(name, of, gain, _verdict(what_ifs, gain, group))
 
 
-def _verdict(what_ifs: WhatIfs, gain: Estimate) -> str:
-    """The verdict on a gain; sure only on GPUs whose ratios of times were measured."""
-    least = WORTH * float(what_ifs.recorded_s[EXPECTED])
-    if gain.low >= least and str(what_ifs.effects.machine.gpu.name) in ratio_gpus():
+def _verdict(what_ifs: WhatIfs, gain: Estimate, group: int) -> str:
+    """The verdict on a gain; sure only on GPUs whose ratios of times were measured, of collectives of known size."""
+    least, effects = WORTH * float(what_ifs.recorded_s[EXPECTED]), what_ifs.effects
+    is_measured = effects.terms[group].payload_bytes > 0 and str(effects.machine.gpu.name) in ratio_gpus()
+    if gain.low >= least and is_measured:
         return SURELY
     return PERHAPS if gain.value >= least else HARDLY if gain.high >= least else NO
 
