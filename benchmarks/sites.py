@@ -78,16 +78,22 @@ def step_gain(step: SiteStep, seconds: Callable[[StepDesign], float]) -> float:
 
 def per_site() -> dict[str, Any]:
     """Share of the steps that numbers for each site make faster, and the largest gain; also by a foreign engine."""
-    with bar("CTAs by site", len(_SYSTEMS) * len(_MODELS) * len(_BATCHES), "steps") as advance:
-        gains = list[float]()
-        for step in steps():
-            gains.append(step_gain(step, lambda design: float(metrics_of(design)["iteration_s"])))
-            advance(1)
+    gains = _gains("CTAs by site", lambda step: step_gain(step, lambda of: float(metrics_of(of)["iteration_s"])))
     figures = {"per_site_steps": len(gains), **_figures(gains, "")}
     engine = plugins.load("engine", _FOREIGN) if _FOREIGN in plugins.names("engine") else None
     if engine is None or engine.absence():
         return {**figures, "per_site_faster_in_simgrid": None}
-    return figures | _figures([foreign_gain(step, engine) for step in steps()], "_in_simgrid")
+    return figures | _figures(_gains("in SimGrid", lambda step: foreign_gain(step, engine)), "_in_simgrid")
+
+
+def _gains(label: str, gain: Callable[[SiteStep], float]) -> list[float]:
+    """The gain of each step, with progress under a label."""
+    gains, every = list[float](), list(steps())
+    with bar(label, len(every), "steps") as advance:
+        for step in every:
+            gains.append(gain(step))
+            advance(1)
+    return gains
 
 
 def _figures(gains: list[float], by: str) -> dict[str, float]:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from dse.errors.terminal import bar
 from dse_serving.design import KernelSet, ServingKernels, kernels
 from dse_serving.measured import Predictor, Row, settings
 
@@ -46,21 +47,25 @@ def fit(rows: Sequence[Row], evaluations: int = 16) -> dict[str, float]:
     begin, fitter = start(), _Fit(rows)
     names = list(begin)
 
-    def residuals(factors: Floats) -> Floats:
-        # factors on the start, so that constants of all sizes have steps alike
-        values = dict(zip(names, factors * np.array(list(begin.values())), strict=True))
-        # the pull keeps constants at their start that rows do not determine
-        return np.concatenate([fitter.residuals(values), _PULL * np.log(factors)])
+    # each evaluation has one more for each slope
+    with bar("fit of serving", evaluations * (len(names) + 1), "evaluations") as advance:
 
-    solution = least_squares(
-        residuals,
-        np.ones(len(names)),
-        loss="soft_l1",
-        f_scale=_LOSS,
-        diff_step=0.05,
-        max_nfev=evaluations,
-        bounds=(0.05, 20),
-    )
+        def residuals(factors: Floats) -> Floats:
+            advance(1)
+            # factors on the start, so that constants of all sizes have steps alike
+            values = dict(zip(names, factors * np.array(list(begin.values())), strict=True))
+            # the pull keeps constants at their start that rows do not determine
+            return np.concatenate([fitter.residuals(values), _PULL * np.log(factors)])
+
+        solution = least_squares(
+            residuals,
+            np.ones(len(names)),
+            loss="soft_l1",
+            f_scale=_LOSS,
+            diff_step=0.05,
+            max_nfev=evaluations,
+            bounds=(0.05, 20),
+        )
     values = zip(names, solution.x * np.array(list(begin.values())), strict=True)
     # as many digits as the table holds
     fitted = {name: float(f"{value:.4g}") for name, value in values}
