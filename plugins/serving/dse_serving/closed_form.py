@@ -8,7 +8,7 @@ request generates, each of the other c - 1 begins once, so that with a the time 
     ttft = a + p_1 + ... + p_k + (what is left of a step when it comes) s / 2,    s the mean step
 
 (derived; asymptotic analysis of closed systems in steady state. It knows no queue for pages or sequences, and no
-requests that arrive together, and no pipelines.)
+requests that arrive together, no pipelines, and no waits for others or for a read.)
 """
 
 from __future__ import annotations
